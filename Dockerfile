@@ -25,6 +25,9 @@ COPY api/kplane kplane
 COPY provider/kplane kplane
 COPY workloads/kplane kplane
 COPY data/kplane kplane
+COPY pki/kplane kplane
+COPY egress_proxy/kplane kplane
+COPY components/kplane kplane
 COPY controlplane_operator/kplane kplane
 RUN python3 -m compileall -q --invalidation-mode unchecked-hash . && \
     cp -r . "$(/opt/kplane/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" && \
@@ -33,7 +36,7 @@ RUN python3 -m compileall -q --invalidation-mode unchecked-hash . && \
         'from kplane.controlplane_operator.main import main' 'sys.exit(main())' > /opt/kplane/bin/controlplane-operator && \
     printf '%s\n' '#!/opt/kplane/bin/python' \
         'import os, signal, sys' 'signal.signal(signal.SIGTERM, lambda *_: os._exit(143))' \
-        'from kplane.controlplane_operator.egress_proxy import main' 'sys.exit(main())' > /opt/kplane/bin/egress-proxy && \
+        'from kplane.egress_proxy.main import main' 'sys.exit(main())' > /opt/kplane/bin/egress-proxy && \
     chmod 0755 /opt/kplane/bin/controlplane-operator /opt/kplane/bin/egress-proxy
 
 FROM builder AS mcm-builder

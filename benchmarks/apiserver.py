@@ -27,13 +27,8 @@ from typing import Final
 
 from benchmarks.cost import cpu_seconds, memory_of
 from kplane.binaries.programs import resolve
-from kplane.controlplane_operator.backends.apiserver import (
-    API_SERVER_PORTS,
-    api_server_component,
-    server_url,
-    serving_hosts,
-)
-from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
+from kplane.components.api_server import API_SERVER_PORTS, api_server_component, server_url, serving_hosts
+from kplane.components.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
 from kplane.embedded.components import bound
 from kplane.embedded.credentials import ADMINISTRATOR_GROUPS, Credentials
 from kplane.provider import Client, ClusterConfig

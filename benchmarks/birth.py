@@ -23,11 +23,11 @@ from typing import Final
 
 from benchmarks.cost import cpu_seconds
 from kplane.binaries.programs import resolve
-from kplane.controlplane_operator.backends.apiserver import API_SERVER_PORTS, api_server_component, serving_hosts
-from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
-from kplane.controlplane_operator.pki.authorities import TenantAuthorities, TenantCertificates
-from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
+from kplane.components.api_server import API_SERVER_PORTS, api_server_component, serving_hosts
+from kplane.components.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
 from kplane.data import Client, Credentials, Original, Owner, Template, claim, clone
+from kplane.pki.authorities import TenantAuthorities, TenantCertificates
+from kplane.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
 from kplane.workloads import Component, Phase, ProcessRuntime
 
 _ETCD: Final = "etcd"

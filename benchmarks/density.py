@@ -34,9 +34,9 @@ from typing import Any, Final
 from benchmarks.cost import cpu_seconds, memory_of
 from benchmarks.kubeconfig import kubeconfig_of
 from kplane.api import ControllersProfile
+from kplane.api.reasons import Reason
 from kplane.binaries.programs import resolve
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
-from kplane.controlplane_operator.reasons import Reason
 from kplane.embedded.components import AWAKE_INOTIFY_INSTANCES, START_INOTIFY_INSTANCES
 from kplane.embedded.daemon import Daemon
 from kplane.embedded.handle import Handle

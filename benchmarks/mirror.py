@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 
 from benchmarks.surroundings import run_component
 from kplane.binaries.programs import Binaries
-from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, client_url, etcd_component
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_client, issue_serving
+from kplane.components.etcd import ETCD_PORTS, client_url, etcd_component
 from kplane.data import Client, Credentials, Follower, Place
 from kplane.data.follow import LARGEST_ANSWER
 from kplane.embedded.components import bound
 from kplane.embedded.credentials import write_private
+from kplane.pki.primitives import create_authority, issue_client, issue_serving
 from kplane.provider import ClusterConfig
 from kplane.workloads import ProcessRuntime, find_processes
 

@@ -15,17 +15,12 @@ from typing import Any, Final
 
 import yaml
 
-from kplane.controlplane_operator.backends.apiserver import (
-    API_SERVER_PORTS,
-    api_server_component,
-    server_url,
-    serving_hosts,
-)
-from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
+from kplane.components.api_server import API_SERVER_PORTS, api_server_component, server_url, serving_hosts
+from kplane.components.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
 from kplane.controlplane_operator.tenant.tokens import request_token
 from kplane.embedded.components import MANAGEMENT, bound
 from kplane.embedded.credentials import ADMINISTRATOR_GROUPS, Credentials, write_private
+from kplane.pki.primitives import create_authority, issue_serving
 from kplane.provider import AlreadyExists, Client, ClusterConfig, ProviderError
 from kplane.provider.client.resources import (
     CLUSTER_ROLE_BINDINGS,

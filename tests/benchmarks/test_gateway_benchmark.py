@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.load import Target, is_complete, watch
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
+from kplane.pki.primitives import create_authority, issue_serving
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 

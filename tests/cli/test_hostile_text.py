@@ -37,7 +37,7 @@ from kplane.cli.ui.fleet import show_fleet
 from kplane.cli.usage import Usage
 from kplane.cli.usage_table import render
 from kplane.client import ControlPlanes, KubernetesEvent
-from kplane.controlplane_operator.pki.primitives import create_authority
+from kplane.pki.primitives import create_authority
 from kplane.provider import Client
 
 HOSTILE = {

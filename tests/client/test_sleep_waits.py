@@ -11,9 +11,9 @@ import pytest
 
 import kplane.client.control_planes
 from kplane.api import ControlPlane
+from kplane.api.reasons import Reason
 from kplane.client import Change, ClientError, ControlPlanes, NotSettled
 from kplane.client.sleeping import obstacle
-from kplane.controlplane_operator.reasons import Reason
 from kplane.provider import Client
 
 LONG_AGO = "2026-11-26T12:00:00Z"

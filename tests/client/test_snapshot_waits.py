@@ -10,8 +10,8 @@ import pytest
 
 import kplane.client.control_planes
 from kplane.api import ControlPlaneSnapshot
+from kplane.api.reasons import Reason
 from kplane.client import Change, ClientError, ControlPlanes, NoControlPlane, NotSettled
-from kplane.controlplane_operator.reasons import Reason
 from kplane.provider import Client, NotFound
 
 CREATED_AT = "2026-11-26T12:00:00Z"

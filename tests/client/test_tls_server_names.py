@@ -17,8 +17,8 @@ from kubernetes import config as official_config
 from kubernetes.client import CoreV1Api, VersionApi
 from kubernetes.stream import stream
 
-from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
+from kplane.pki.kubeconfig import render_kubeconfig
+from kplane.pki.primitives import create_authority, issue_serving
 from kplane.provider import Client, ClusterConfig, Unreachable
 
 _HOST = "acme.localhost"

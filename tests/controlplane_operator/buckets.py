@@ -15,7 +15,7 @@ import pytest
 
 from kplane.controlplane_operator.backup.storage import Bucket
 from kplane.controlplane_operator.errors import BackupFailed
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
+from kplane.pki.primitives import create_authority, issue_serving
 
 __all__ = ["bucket"]
 

@@ -14,9 +14,9 @@ import pytest_asyncio
 from aiohttp import web
 
 from kplane.api.names import CONTROL_PLANE_LABEL
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
 from kplane.data import Template
+from kplane.pki.primitives import create_authority, issue_serving
 from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import NAMESPACES, VALIDATING_ADMISSION_POLICY_BINDINGS
 from kplane.workloads import ProcessRuntime

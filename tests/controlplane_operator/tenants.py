@@ -13,20 +13,15 @@ from typing import Any
 import aiohttp
 
 from kplane.binaries.programs import Binaries
-from kplane.controlplane_operator.backends.apiserver import (
-    API_SERVER_PORTS,
-    api_server_component,
-    server_url,
-    serving_hosts,
-)
-from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
-from kplane.controlplane_operator.backends.readiness import READY, READY_WITHOUT_BOOTSTRAP_CHECKS
-from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
-from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
+from kplane.components.api_server import API_SERVER_PORTS, READY, api_server_component, server_url, serving_hosts
+from kplane.components.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
+from kplane.controlplane_operator.backends.readiness import READY_WITHOUT_BOOTSTRAP_CHECKS
 from kplane.controlplane_operator.shared_etcd.keyspace import Keyspace, key_prefix
 from kplane.data import Client, Credentials
 from kplane.embedded.components import bound
 from kplane.embedded.credentials import write_private
+from kplane.pki.authorities import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
+from kplane.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
 from kplane.provider import ClusterConfig
 from kplane.workloads import Address, Component, Phase, ProcessRuntime
 

@@ -13,8 +13,8 @@ from aiohttp import web
 from kplane.api import ControlPlane
 from kplane.controlplane_operator.backends import readiness
 from kplane.controlplane_operator.backends.readiness import check_bootstrapped, is_bootstrapped
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
 from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.pki.primitives import create_authority, issue_serving
 from kplane.provider import ClusterConfig
 
 

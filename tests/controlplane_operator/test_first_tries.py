@@ -9,11 +9,11 @@ from unittest.mock import AsyncMock
 import pytest
 
 from kplane.api import Condition, ControlPlane
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backends.base import check_ready, is_crashing, start_errors
 from kplane.controlplane_operator.backends.prefix_claims import PrefixClaims
 from kplane.controlplane_operator.controlplanes.first_tries import FirstTries
 from kplane.controlplane_operator.errors import KeyspaceError
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.workloads import ComponentState, Phase, WorkloadsError
 

@@ -21,7 +21,8 @@ from kplane.api.names import (
     KUBECONFIG_EXTERNAL_KEY,
     KUBECONFIG_KEY,
 )
-from kplane.controlplane_operator.backends.apiserver import serving_hosts
+from kplane.api.reasons import Reason
+from kplane.components.api_server import serving_hosts
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.credentials import Credentials
@@ -36,11 +37,10 @@ from kplane.controlplane_operator.controlplanes.gateway import (
 from kplane.controlplane_operator.controlplanes.publish import write_secrets
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.gateway import Gateway
-from kplane.controlplane_operator.pki.authorities import TenantAuthorities, TenantCertificates
-from kplane.controlplane_operator.pki.issuing import Identity
-from kplane.controlplane_operator.pki.primitives import create_authority, hosts_of
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.pki.authorities import TenantAuthorities, TenantCertificates
+from kplane.pki.issuing import Identity
+from kplane.pki.primitives import create_authority, hosts_of
 from kplane.provider import ClusterConfig
 from kplane.workloads import Address
 

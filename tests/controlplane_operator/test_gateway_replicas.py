@@ -11,11 +11,11 @@ import pytest
 
 from kplane.api import ControlPlane
 from kplane.api.names import SERVED_ANNOTATION, gateway_secret_name
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.controlplanes import gateway_replicas
 from kplane.controlplane_operator.controlplanes.gateway_replicas import RouteConfirmation
 from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.cache import Store
 from kplane.provider.client.resources import SECRETS

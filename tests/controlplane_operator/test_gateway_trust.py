@@ -16,7 +16,7 @@ from kplane.controlplane_operator import gateway_trust
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.gateway_trust import AUTHORITY, CERTIFICATE, GatewayTrust
-from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, hosts_of, issued_by
+from kplane.pki.primitives import KeyPair, create_authority, hosts_of, issued_by
 from kplane.provider import NotFound
 from kplane.provider.errors import Forbidden
 

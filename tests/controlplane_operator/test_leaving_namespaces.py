@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from kplane.api import ControlPlane
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
 from kplane.controlplane_operator.controlplanes.retained_data import owned_metadata
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.leaving import describe_leaving
 from kplane.controlplane_operator.watch.stores import Stores

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kplane.api.configuration import ConfigurationError
-from kplane.controlplane_operator.backends.mcm import MCM_RESOURCES, McmProgram, mcm_component
+from kplane.components.mcm import MCM_RESOURCES, McmProgram, mcm_component
 from kplane.controlplane_operator.config import OperatorConfig
 from kplane.mcm.settings import Settings as McmSettings
 from kplane.workloads import Address, File, Resources

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from kplane.api import ControlPlane, ControlPlaneMode, Home
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backends.data_stores import DataStores
 from kplane.controlplane_operator.controlplanes.provisioners import Provisioners
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 
 

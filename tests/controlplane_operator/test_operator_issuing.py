@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 from kplane.controlplane_operator.errors import BootstrapFailed
-from kplane.controlplane_operator.pki import issuing
-from kplane.controlplane_operator.pki.issuing import (
+from kplane.controlplane_operator.tenant.tokens import issue_token
+from kplane.pki import issuing
+from kplane.pki.issuing import (
     Identity,
     expires_at,
     issue_certificate,
-    issue_token,
     of_certificate,
     reusable,
     sign_token,
     until_renewal,
 )
-from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
-from kplane.controlplane_operator.pki.primitives import create_authority, create_signing_key
+from kplane.pki.kubeconfig import render_kubeconfig
+from kplane.pki.primitives import create_authority, create_signing_key
 
 DAY = timedelta(days=1)
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from kplane.controlplane_operator.backends.mcm import McmProgram
-from kplane.controlplane_operator.component_names import mcm_name
+from kplane.components.mcm import McmProgram
+from kplane.components.names import mcm_name
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.gc import ComponentCollector
 from kplane.controlplane_operator.grants import Access, Account

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from kplane.api.names import PAUSED_ANNOTATION
-from kplane.controlplane_operator.backends.mcm import McmProgram
-from kplane.controlplane_operator.component_names import mcm_mark, mcm_name
+from kplane.components.mcm import McmProgram
+from kplane.components.names import mcm_mark, mcm_name
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.gc import ComponentCollector
 from kplane.controlplane_operator.metrics import Metrics

@@ -12,6 +12,7 @@ import pytest
 from kplane.api import Condition, ControlPlane, ControlPlaneClass, find_condition
 from kplane.api.conditions import SYNCED
 from kplane.api.names import DELETE_ADMISSION_ANNOTATION
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.class_policy import ClassInForce
 from kplane.controlplane_operator.controlplanes.credentials import Credentials
@@ -22,7 +23,6 @@ from kplane.controlplane_operator.controlplanes.summary import Summary
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.metrics import Metrics
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import ClusterConfig, Result

@@ -16,8 +16,8 @@ from kplane.controlplane_operator.controlplanes.credential_probes import Credent
 from kplane.controlplane_operator.controlplanes.credentials import CredentialIssuer
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.hibernation.host_name_use import HostNameUse
-from kplane.controlplane_operator.pki.primitives import create_authority
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.pki.primitives import create_authority
 from kplane.provider import ClusterConfig
 
 _OLD, _NEW = "https://old.example", "https://new.example"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kplane.api import ControlPlanePhase
-from kplane.controlplane_operator.reasons import Cause, Reason, reason_tables
+from kplane.api.reasons import Cause, Reason, reason_tables
 from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
 from kplane.provider import NotFound, ProviderError, Unreachable
 from kplane.provider.errors import AnswerTooLarge, Unauthorized

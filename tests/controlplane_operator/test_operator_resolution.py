@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kplane.api import ControlPlane, ControlPlaneEndpoint, ControlPlaneRegistration, ObjectReference, SecretReference
-from kplane.controlplane_operator.reasons import Reason
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.registrations.resolution import (
     Resolution,
     SecretStanding,

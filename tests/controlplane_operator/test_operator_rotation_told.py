@@ -10,8 +10,8 @@ import pytest
 
 from kplane.api import ControlPlane, RotationPhase
 from kplane.controlplane_operator.controlplanes.rotator import refused_rotation, rotation_status
-from kplane.controlplane_operator.pki.authorities import TenantAuthorities
-from kplane.controlplane_operator.pki.rotation import Rotation
+from kplane.pki.authorities import TenantAuthorities
+from kplane.pki.rotation import Rotation
 
 NOW = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
 

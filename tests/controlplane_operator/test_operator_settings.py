@@ -10,7 +10,7 @@ from kplane.api.configuration import ConfigurationError
 from kplane.controlplane_operator.config import EtcdAt, OperatorConfig
 from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.main import main
-from kplane.controlplane_operator.pki.primitives import create_authority
+from kplane.pki.primitives import create_authority
 
 
 @pytest.fixture

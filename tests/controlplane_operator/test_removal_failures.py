@@ -11,10 +11,10 @@ import pytest
 
 from kplane.api import ControlPlane
 from kplane.api.names import FINALIZER
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.controlplanes.deletion import Removal
 from kplane.controlplane_operator.controlplanes.first_tries import FirstTries
 from kplane.controlplane_operator.metrics import Metrics
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.stores import Stores
 

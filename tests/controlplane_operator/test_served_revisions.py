@@ -11,8 +11,8 @@ import pytest
 
 from kplane.api import ControlPlane
 from kplane.api.names import IMPORTED_FROM_ANNOTATION
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.controlplanes.served_revisions import UNKNOWN_REVISIONS, ServedRevisions
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.stores import Stores
 

@@ -13,11 +13,11 @@ from kplane.api import ControlPlane
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitors, ServiceMonitorSettings
 from kplane.controlplane_operator.endpoints.addresses import Addresses
-from kplane.controlplane_operator.pki.authorities import TenantAuthorities
-from kplane.controlplane_operator.pki.primitives import issued_by
-from kplane.controlplane_operator.pki.secrets import data_of
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.pki.authorities import TenantAuthorities
+from kplane.pki.entries import data_of
+from kplane.pki.primitives import issued_by
 from kplane.provider import ClusterConfig, NotFound, Resource
 from kplane.provider.client.resources import SECRETS
 from kplane.provider.errors import ServerError

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kplane.api import ControlPlane
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.controlplanes.restored import restore_status, restored_service_cidr
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.stores import Stores
 

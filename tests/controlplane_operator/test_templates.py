@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from kplane.api import AuthModel, AuthSpec, ControlPlane, ControlPlaneClass
+from kplane.components.api_server import API_SERVER_RESOURCES
+from kplane.components.names import template_name
 from kplane.controlplane_operator.backends import templates as module
-from kplane.controlplane_operator.backends.apiserver import API_SERVER_RESOURCES
 from kplane.controlplane_operator.backends.template_making import Wanted, left_out
 from kplane.controlplane_operator.backends.templates import Templates
 from kplane.controlplane_operator.backends.versions import ApiServerPlan
-from kplane.controlplane_operator.component_names import template_name
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import TemplateFailed
 from kplane.controlplane_operator.status.errors import ConditionError

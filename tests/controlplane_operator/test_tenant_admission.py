@@ -10,8 +10,8 @@ import pytest
 from kplane.api import ControlPlane, ControlPlaneClass, find_condition
 from kplane.api.conditions import LEASES_UNGUARDED
 from kplane.api.names import DELETE_ADMISSION_ANNOTATION, WAKE_REQUESTED_ANNOTATION
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.conditions import with_lease_guards
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.tenant.admission import (

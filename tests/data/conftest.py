@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
 from kplane.data import Client, Credentials
+from kplane.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
 
 if TYPE_CHECKING:
     from kplane.binaries.programs import Binaries

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_client
 from kplane.data import Client, Credentials, DataError, EtcdError, Permission, PermissionDenied, TimedOut, Unreachable
+from kplane.pki.primitives import create_authority, issue_client
 
 pytestmark = pytest.mark.integration
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kplane.controlplane_operator.pki.primitives import create_authority
 from kplane.data import (
     Client,
     Credentials,
@@ -27,6 +26,7 @@ from kplane.data import (
 )
 from kplane.data._proto import etcd_pb2 as pb
 from kplane.data.room import Room, room_in
+from kplane.pki.primitives import create_authority
 
 from .conftest import Etcd, answering
 

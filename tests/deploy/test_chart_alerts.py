@@ -10,7 +10,7 @@ from typing import Any
 import promql_parser as promql
 import pytest
 
-from kplane.controlplane_operator.reasons import Cause
+from kplane.api.reasons import Cause
 
 from .series import FROM_PROMETHEUS, every_series
 

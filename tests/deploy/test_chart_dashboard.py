@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.backends.etcd import ETCD_PORTS
-from kplane.controlplane_operator.backends.mcm import MCM_PORTS
-from kplane.controlplane_operator.component_names import apiserver_name, etcd_name, mcm_name, place
+from kplane.components.etcd import ETCD_PORTS
+from kplane.components.mcm import MCM_PORTS
+from kplane.components.names import apiserver_name, etcd_name, mcm_name, place
 from kplane.controlplane_operator.controlplanes.service_monitors import METRIC_RELABELINGS
 from kplane.workloads.pods.objects import labels_of
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_client
 from kplane.controlplane_operator.shared_etcd.certificates import (
     authority_of,
     create_credentials,
@@ -21,6 +20,7 @@ from kplane.controlplane_operator.shared_etcd.certificates import (
     server_hosts,
 )
 from kplane.data import MAX_REQUEST_BYTES
+from kplane.pki.primitives import create_authority, issue_client
 
 from .conftest import Chart, end
 

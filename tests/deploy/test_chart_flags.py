@@ -11,9 +11,9 @@ import yaml
 from kplane.controlplane_operator.config import EtcdAt, OperatorConfig
 from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.hibernation.room import Limits
-from kplane.controlplane_operator.pki.primitives import create_authority
 from kplane.mcm.placement.sharding import SHARDS
 from kplane.mcm.settings import Settings as McmSettings
+from kplane.pki.primitives import create_authority
 from kplane.workloads import Resources
 from kplane.workloads.pods import Image
 

@@ -19,11 +19,11 @@ import aiohttp
 import pytest
 import yaml
 
-from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
 from kplane.controlplane_operator.shared_etcd.keyspace import Keyspace
 from kplane.data import Client, Credentials, digest
 from kplane.embedded.handle import Handle
 from kplane.embedded.kubectl import Kubectl
+from kplane.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
 
 pytestmark = pytest.mark.integration
 

@@ -6,9 +6,9 @@ import base64
 import dataclasses
 
 from kplane.api.names import kubeconfig_secret_name, management_namespace
-from kplane.controlplane_operator.pki.authorities import TenantAuthorities
-from kplane.controlplane_operator.pki.primitives import issue_client
-from kplane.controlplane_operator.pki.store import AUTHORITIES_SECRET
+from kplane.controlplane_operator.credentials.store import AUTHORITIES_SECRET
+from kplane.pki.authorities import TenantAuthorities
+from kplane.pki.primitives import issue_client
 from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import SECRETS
 

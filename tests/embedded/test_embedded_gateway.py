@@ -17,13 +17,13 @@ import yaml
 from kplane.api.names import GATEWAY_NAMESPACE, gateway_secret_name, kubeconfig_secret_name, management_namespace
 from kplane.binaries.envoy import find_envoy
 from kplane.binaries.programs import Binaries
+from kplane.controlplane_operator.credentials.store import AUTHORITIES_SECRET
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES as CLASSES
-from kplane.controlplane_operator.pki.authorities import TenantAuthorities
-from kplane.controlplane_operator.pki.primitives import issue_client
-from kplane.controlplane_operator.pki.store import AUTHORITIES_SECRET
 from kplane.embedded.__main__ import main
 from kplane.embedded.cluster import ManagementCluster
 from kplane.gateway.control_planes import CONTROL_PLANES
+from kplane.pki.authorities import TenantAuthorities
+from kplane.pki.primitives import issue_client
 from kplane.provider import ApiError, Client, ClusterConfig, NotFound
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS
 from kplane.workloads import find_processes

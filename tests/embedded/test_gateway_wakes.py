@@ -21,11 +21,11 @@ from kubernetes.client import CoreV1Api
 from kplane.api.names import WAKE_REQUESTED_ANNOTATION
 from kplane.binaries.envoy import find_envoy
 from kplane.binaries.programs import Binaries
-from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
-from kplane.controlplane_operator.pki.primitives import create_signing_key, issue_client
-from kplane.controlplane_operator.pki.signatures import sign_claims
 from kplane.embedded.cluster import ManagementCluster
 from kplane.gateway.control_planes import CONTROL_PLANES
+from kplane.pki.kubeconfig import render_kubeconfig
+from kplane.pki.primitives import create_signing_key, issue_client
+from kplane.pki.signatures import sign_claims
 from kplane.provider import ApiError, Client, ClusterConfig, Event, Informer, Unreachable
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
 from kplane.workloads import find_processes

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from kplane.binaries.programs import Binaries
-from kplane.controlplane_operator.component_names import apiserver_name, etcd_name
+from kplane.components.names import apiserver_name, etcd_name
 from kplane.embedded import components
 from kplane.workloads import Pace, find_processes
 

@@ -15,7 +15,7 @@ from kplane.api import StartPolicy
 from kplane.api.control_plane import VirtualSpec
 from kplane.binaries.programs import Binaries
 from kplane.client import ControlPlanes
-from kplane.controlplane_operator.component_names import apiserver_name, etcd_name
+from kplane.components.names import apiserver_name, etcd_name
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
 from kplane.data import Client, Credentials

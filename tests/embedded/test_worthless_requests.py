@@ -19,10 +19,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from kplane.api.names import SLEEP_REQUESTED_ANNOTATION, WAKE_REQUESTED_ANNOTATION
 from kplane.binaries.envoy import find_envoy
 from kplane.binaries.programs import Binaries
-from kplane.controlplane_operator.addons.kubeadm_join import new_token, token_secret
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
 from kplane.embedded.cluster import ManagementCluster
 from kplane.gateway.control_planes import CONTROL_PLANES
+from kplane.pki.bootstrap_tokens import new_token, token_secret
 from kplane.provider import ApiError, Client, ClusterConfig
 from kplane.provider.client.resources import NAMESPACES, SECRETS
 from tests.controlplane_operator.integration.issuer import Issuer, running_issuer

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kplane.api.names import KUBECONFIG_KEY, kubeconfig_secret_name, management_namespace
-from kplane.controlplane_operator.component_names import apiserver_name
+from kplane.components.names import apiserver_name
 from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import CONFIG_MAPS
 from kplane.workloads import find_processes

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_client, issue_serving
 from kplane.gateway import routes
 from kplane.gateway.data_plane import DataPlane
 from kplane.gateway.envoy.listener import Serving
@@ -21,6 +20,7 @@ from kplane.gateway.program import EnvoyValidator
 from kplane.gateway.routes import FrontProxy, Route, Upstream
 from kplane.gateway.tokens import TokenTrust, read_token_keys
 from kplane.gateway.waker import Waker
+from kplane.pki.primitives import create_authority, issue_client, issue_serving
 from kplane.provider import ClusterConfig
 from kplane.workloads import ProcessRuntime
 from tests.mcm.control_planes import Tenant, running_tenants

@@ -8,19 +8,12 @@ from datetime import datetime
 from functools import cache
 from typing import NoReturn
 
-from kplane.controlplane_operator.pki.primitives import (
-    KeyPair,
-    create_authority,
-    create_signing_key,
-    issue_client,
-    issue_serving,
-    public_key,
-)
 from kplane.gateway import routes
 from kplane.gateway.envoy.listener import Serving
 from kplane.gateway.routes import FrontProxy, Route, Sleep, Upstream
 from kplane.gateway.tokens import BootstrapTokens, TokenTrust, read_token_keys
 from kplane.gateway.waker import Waker
+from kplane.pki.primitives import KeyPair, create_authority, create_signing_key, issue_client, issue_serving, public_key
 
 __all__ = ["CLIENT_CA", "SERVING_CA", "TOKEN_KEY", "no_waker", "route", "serving"]
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import aiohttp
 
-from kplane.controlplane_operator.pki.authorities import TenantAuthorities
-from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_client, issue_serving
 from kplane.embedded.credentials import SERVICE_ACCOUNT_GROUPS
 from kplane.embedded.handle import Handle
 from kplane.embedded.python_path import python_path
+from kplane.pki.authorities import TenantAuthorities
+from kplane.pki.kubeconfig import render_kubeconfig
+from kplane.pki.primitives import create_authority, issue_client, issue_serving
 from kplane.provider import ClusterConfig
 from kplane.workloads import end_processes, find_processes
 

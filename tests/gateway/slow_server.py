@@ -13,12 +13,12 @@ from typing import Any
 
 from aiohttp import web
 
-from kplane.controlplane_operator.pki.primitives import issue_client, issue_serving
 from kplane.gateway.data_plane import DataPlane
 from kplane.gateway.envoy.listener import Serving
 from kplane.gateway.program import EnvoyValidator
 from kplane.gateway.routes import KeyPair, Route
 from kplane.gateway.waker import Waker
+from kplane.pki.primitives import issue_client, issue_serving
 from kplane.workloads import ProcessRuntime
 
 from .attacker import exchange, http1

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_client
+from kplane.pki.primitives import create_authority, issue_client
 from kplane.provider import Client
 from kplane.provider.client.resources import CONFIG_MAPS
 from tests.mcm.control_planes import controllers_token

@@ -17,8 +17,6 @@ import aiohttp
 import pytest
 
 from kplane.api import SERVICE_ACCOUNT_ISSUER
-from kplane.controlplane_operator.pki.primitives import create_authority, create_signing_key, issue_client
-from kplane.controlplane_operator.pki.signatures import sign_claims
 from kplane.gateway.authorizer import Authorizer
 from kplane.gateway.envoy.listener import AUTHORIZER_SECONDS
 from kplane.gateway.envoy.replies import DECLINED
@@ -26,6 +24,8 @@ from kplane.gateway.errors import Declined
 from kplane.gateway.routes import Hold, Route, Upstream
 from kplane.gateway.tokens import BootstrapTokens, Issuer, TokenTrust
 from kplane.gateway.waker import PATIENCE_SECONDS, Waker
+from kplane.pki.primitives import create_authority, create_signing_key, issue_client
+from kplane.pki.signatures import sign_claims
 
 from .fleet import CLIENT_CA, TOKEN_KEY, route
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
 from kplane.gateway import routes
 from kplane.gateway.data_plane import DataPlane
 from kplane.gateway.envoy.listener import Serving
 from kplane.gateway.envoy.readiness import ANSWER_HEADER
 from kplane.gateway.program import EnvoyValidator
 from kplane.gateway.routes import FrontProxy, Route, Upstream
+from kplane.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
 from kplane.workloads import ProcessRuntime
 
 from .attacker import exchange, http1

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_client, issue_serving
 from kplane.gateway.routes import Route, Sleep, Upstream
+from kplane.pki.primitives import create_authority, issue_client, issue_serving
 from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
 from tests.mcm.control_planes import manifest

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_client, issue_serving
 from kplane.gateway.identity import NotVerified, Verifier, chain_of, verify
+from kplane.pki.primitives import create_authority, issue_client, issue_serving
 
 # When these tests run, this file may have been read long ago, and certificates begin five minutes before they are made.
 NOW = dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)

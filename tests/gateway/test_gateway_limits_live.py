@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.pki.primitives import issue_client
 from kplane.gateway.routes import Limits
+from kplane.pki.primitives import issue_client
 from kplane.provider import ApiError, Client
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
 from tests.mcm.control_planes import controllers_token, manifest

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_client
 from kplane.gateway import routes
 from kplane.gateway.envoy import readiness
 from kplane.gateway.routes import Route, Upstream
+from kplane.pki.kubeconfig import render_kubeconfig
+from kplane.pki.primitives import create_authority, issue_client
 from kplane.provider import ApiError, Client, Resource
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, PODS, SERVICE_ACCOUNTS
 from tests.controlplane_operator.controller_manager import running_controllers, running_program
@@ -366,7 +366,7 @@ async def test_a_killed_envoy_is_back_with_the_last_good_configuration(
 async def test_the_serving_certificate_is_exchanged_while_connections_stay(
     gateway: Gateway, tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
-    from kplane.controlplane_operator.pki.primitives import issue_serving
+    from kplane.pki.primitives import issue_serving
 
     authority = create_authority("gateway-2")
     pair = issue_serving(authority, common_name="gateway", hosts=["127.0.0.1", "localhost"])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.pki.primitives import issue_client
+from kplane.pki.primitives import issue_client
 from kplane.provider import Client, ProviderError
 from kplane.provider.client.resources import CONFIG_MAPS
 from kplane.workloads import find_processes

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
 from kplane.gateway.data_plane import DataPlane
 from kplane.gateway.envoy.listener import Serving
 from kplane.gateway.program import EnvoyValidator
 from kplane.gateway.routes import KeyPair, Route
+from kplane.pki.primitives import create_authority, issue_serving
 from kplane.workloads import ProcessRuntime
 
 from .attacker import exchange, http1, statuses

@@ -25,9 +25,9 @@ from kplane.api.names import (
     WRITES_HELD_UNTIL_ANNOTATION,
     gateway_secret_name,
 )
-from kplane.controlplane_operator.pki.primitives import issue_client
 from kplane.embedded.handle import Handle
 from kplane.gateway.control_planes import CONTROL_PLANES
+from kplane.pki.primitives import issue_client
 from kplane.provider import ApiError, Client, ClusterConfig, NotFound
 from kplane.provider.client.resources import LEASES, NAMESPACES, SECRETS
 from tests.mcm.control_planes import Tenant, controllers_token

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from kplane.controlplane_operator.pki.primitives import create_authority
 from kplane.gateway.errors import RouteInvalid
 from kplane.gateway.routes import KeyPair, Route, Upstream
+from kplane.pki.primitives import create_authority
 
 from .fleet import route
 

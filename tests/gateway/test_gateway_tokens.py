@@ -14,11 +14,11 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from kplane.api import SERVICE_ACCOUNT_ISSUER
-from kplane.controlplane_operator.pki.issuing import sign_token
-from kplane.controlplane_operator.pki.primitives import create_signing_key, public_key
-from kplane.controlplane_operator.pki.signatures import sign_claims
 from kplane.gateway.errors import RouteInvalid
 from kplane.gateway.tokens import MAX_TOKEN_LENGTH, BootstrapTokens, TokenTrust, accepts, bearer_token, read_token_keys
+from kplane.pki.issuing import sign_token
+from kplane.pki.primitives import create_signing_key, public_key
+from kplane.pki.signatures import sign_claims
 
 KEY, FORMER = create_signing_key(), create_signing_key()
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)

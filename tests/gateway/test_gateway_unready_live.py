@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import aiohttp
 import pytest
 
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_client
 from kplane.gateway.envoy import readiness
 from kplane.gateway.routes import KeyPair
+from kplane.pki.primitives import create_authority, issue_client
 from kplane.provider import Client
 from kplane.workloads import find_processes
 from tests.mcm.control_planes import controllers_token

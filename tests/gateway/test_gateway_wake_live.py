@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.pki.primitives import create_signing_key
-from kplane.controlplane_operator.pki.signatures import sign_claims
 from kplane.gateway.routes import Route, Sleep
 from kplane.gateway.usage import Usage
+from kplane.pki.primitives import create_signing_key
+from kplane.pki.signatures import sign_claims
 from kplane.provider import Client
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
 from kplane.workloads import find_processes

@@ -18,16 +18,11 @@ from typing import Any
 import pytest
 
 from kplane.binaries.programs import Binaries
-from kplane.controlplane_operator.backends.apiserver import (
-    API_SERVER_PORTS,
-    api_server_component,
-    server_url,
-    serving_hosts,
-)
-from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
-from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
-from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
-from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
+from kplane.components.api_server import API_SERVER_PORTS, api_server_component, server_url, serving_hosts
+from kplane.components.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
+from kplane.pki.authorities import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
+from kplane.pki.kubeconfig import render_kubeconfig
+from kplane.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
 from kplane.provider import AlreadyExists, Client, ClusterConfig, NotFound, Resource
 from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, LEASES, NAMESPACES, SERVICE_ACCOUNTS
 from kplane.workloads import Component, Lifetime, Phase, ProcessRuntime

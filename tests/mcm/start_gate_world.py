@@ -13,12 +13,12 @@ from typing import Any
 
 import orjson
 
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
 from kplane.mcm.fleet import Instances
 from kplane.mcm.instance.start_gate import GatePace
 from kplane.mcm.instance.turns import StartBudget
 from kplane.mcm.reasons import Reason
 from kplane.mcm.serving.overview import ClusterSummary, Overview
+from kplane.pki.primitives import create_authority, issue_serving
 from kplane.provider import Cluster, ClusterConfig
 from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import ProcessRuntime

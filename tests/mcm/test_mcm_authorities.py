@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER
-from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
-from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
+from kplane.pki.authorities import CONTROLLERS_USER
+from kplane.pki.kubeconfig import render_kubeconfig
+from kplane.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
 from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import CONFIG_MAPS
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER
-from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
-from kplane.controlplane_operator.pki.primitives import issue_client
+from kplane.pki.authorities import CONTROLLERS_USER
+from kplane.pki.kubeconfig import render_kubeconfig
+from kplane.pki.primitives import issue_client
 from kplane.provider import Client, Event, Informer, NotFound
 from kplane.provider.client.resources import NAMESPACES, SERVICE_ACCOUNTS
 from kplane.provider.providers.kplane import REGISTRATIONS

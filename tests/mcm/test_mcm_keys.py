@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa, x25519
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority
 from kplane.mcm.describe.keys import usable_keys
+from kplane.pki.primitives import KeyPair, create_authority
 from kplane.provider import Cluster, ClusterConfig
 
 ONE: KeyPair = create_authority("one")

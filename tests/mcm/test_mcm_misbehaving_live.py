@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
+from kplane.pki.primitives import create_authority, issue_serving
 from kplane.provider import Client
 
 from .control_planes import works

@@ -12,10 +12,10 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_client
 from kplane.mcm.instance.state import BlockingReason
 from kplane.mcm.instance.tenant_lease import TenantLease
 from kplane.mcm.reasons import Reason
+from kplane.pki.primitives import create_authority, issue_client
 from kplane.provider import ClusterConfig
 from kplane.workloads import ProcessRuntime, RuntimeFailure
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.pki.primitives import issue_client
 from kplane.mcm.describe.controllers import component_name
 from kplane.mcm.serving.metric_allowlist import SERIES
+from kplane.pki.primitives import issue_client
 from kplane.provider import Client
 from kplane.provider.client.resources import EVENTS
 from kplane.provider.providers.kplane import REGISTRATIONS

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import aiohttp
 import pytest
 
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
+from kplane.pki.primitives import create_authority, issue_serving
 from kplane.provider import Cluster, ClusterConfig, Manager, ProviderError
 from kplane.provider.providers.clusters import ClustersProvider
 from kplane.provider.webhooks import Denied, Webhooks

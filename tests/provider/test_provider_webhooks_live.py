@@ -8,7 +8,7 @@ import operator
 
 import pytest
 
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
+from kplane.pki.primitives import create_authority, issue_serving
 from kplane.provider import Cluster, Forbidden, Invalid, Manager, Resource, Sharded
 from kplane.provider.client.resources import (
     CONFIG_MAPS,

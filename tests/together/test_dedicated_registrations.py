@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.component_names import mcm_name
+from kplane.components.names import mcm_name
 from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import (
     CLUSTER_ROLE_BINDINGS,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kplane.api.names import SLEEP_REQUESTED_ANNOTATION, WAKE_REQUESTED_ANNOTATION
-from kplane.controlplane_operator.component_names import apiserver_name
+from kplane.components.names import apiserver_name
 from kplane.provider import Client
 from kplane.provider.client.resources import SERVICE_ACCOUNTS
 

@@ -17,7 +17,7 @@ import yaml
 
 from benchmarks.surroundings import administrator_token, open_namespace, start_api_server
 from kplane.api.names import ALLOW_ENDPOINT_LABEL
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
+from kplane.pki.primitives import create_authority, issue_serving
 from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import DEPLOYMENTS, REPLICA_SETS, SECRETS
 from kplane.workloads import ProcessRuntime

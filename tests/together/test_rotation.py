@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 
 from kplane.api.names import FINISH_ROTATION_ANNOTATION, ROTATE_ANNOTATION, controllers_secret_name
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.controlplane_operator.pki.signatures import signed_by
+from kplane.pki.signatures import signed_by
 from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS
 from kplane.provider.errors import Forbidden, Unauthorized

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from kplane.controlplane_operator.reasons import reason_tables
+from kplane.api.reasons import reason_tables
 from kplane.mcm.reasons import Reason
 from tools.reference.markdown import code, page, table
 from tools.reference.sources import ROOT, attributes, parsed

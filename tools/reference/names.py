@@ -33,7 +33,7 @@ _FOR_USERS: Final = frozenset(
 )
 """Those that users and gateways set; kplane writes the others."""
 
-_COMPONENTS: Final = ("api", "controlplane_operator", "workloads", "gateway", "mcm")
+_COMPONENTS: Final = ("api", "pki", "components", "controlplane_operator", "workloads", "gateway", "mcm")
 
 
 class _Name(NamedTuple):

@@ -15,6 +15,7 @@ from kplane.api.hibernation import HibernationStatus, StartPolicy
 from kplane.api.home import DEFAULT_DATA_STORE, ControlPlaneMode, DataStoreReference, Home, Volume
 from kplane.api.kubernetes_version import VersionText
 from kplane.api.migration import MigrationSpec, MigrationStatus
+from kplane.api.names import ACCEPT_DATA_LOSS_ANNOTATION
 from kplane.api.references import ObjectReference, SecretReference, TypedReference
 from kplane.api.resource import ApiModel, Column, ResourceInfo, ResourceModel
 from kplane.api.rotation import RotationStatus
@@ -605,6 +606,16 @@ class ControlPlane(ResourceModel):
         if given is None and self.spec.mode is ControlPlaneMode.DEDICATED:
             given = self.status.cluster_path
         return given if given is not None else self.metadata.name
+
+    @property
+    def data_loss_acceptance(self) -> str:
+        """Value of annotation `accept-data-loss` that accepts a loss of the present data, and not of later ones."""
+        return self.status.data_identity or self.metadata.uid or ""
+
+    @property
+    def is_data_loss_accepted(self) -> bool:
+        """Whether a user accepted the loss of the data that the status names."""
+        return self.metadata.annotations.get(ACCEPT_DATA_LOSS_ANNOTATION) == self.data_loss_acceptance
 
     @property
     def home(self) -> Home:

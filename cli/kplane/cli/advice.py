@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from kplane.api.names import management_namespace
+from kplane.api.reasons import Reason
 from kplane.cli.kubeconfigs import Management
-from kplane.controlplane_operator.reasons import Reason
 
 __all__ = ["addressed", "advice_for", "command_for", "reason_of"]
 

@@ -13,7 +13,8 @@ import yaml
 
 from kplane.api import ControlPlane, EndpointType
 from kplane.cli.errors import Refused
-from kplane.controlplane_operator.addons.kubeadm_join import discovery_kubeconfig, new_token, token_secret
+from kplane.pki.bootstrap_tokens import new_token, token_secret
+from kplane.pki.kubeconfig import discovery_kubeconfig
 from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import CONFIG_MAPS, SECRETS
 

@@ -13,7 +13,7 @@ from kplane.cli.choices import Part
 from kplane.cli.errors import Refused
 from kplane.cli.programs.base import Log, Programs
 from kplane.client import ControlPlanes
-from kplane.controlplane_operator.component_names import MOST_ETCD_MEMBERS, apiserver_name, etcd_name
+from kplane.components.names import MOST_ETCD_MEMBERS, apiserver_name, etcd_name
 from kplane.mcm.describe.kinds import InstanceKind
 
 __all__ = ["find_logs", "merged"]

@@ -16,13 +16,7 @@ from kplane.api import ControlPlane, ControlPlanePhase, ControlPlaneRegistration
 from kplane.cli.choices import Order
 from kplane.cli.programs.base import Program, Programs, Replica
 from kplane.client import ControlPlanes
-from kplane.controlplane_operator.component_names import (
-    MOST_ETCD_MEMBERS,
-    apiserver_name,
-    egress_name,
-    etcd_name,
-    mcm_name,
-)
+from kplane.components.names import MOST_ETCD_MEMBERS, apiserver_name, egress_name, etcd_name, mcm_name
 from kplane.provider import ProviderError
 
 __all__ = ["HEADS", "Usage", "UsageMeter", "cells", "in_order"]

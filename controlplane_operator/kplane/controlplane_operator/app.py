@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 from prometheus_client.registry import Collector
 
 from kplane.api.names import OPERATOR_LEASE
+from kplane.components.names import place
 from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.addons.reconciler import ControlPlaneAddonsReconciler
 from kplane.controlplane_operator.backends.adopted import AdoptedProvisioner
@@ -20,7 +21,6 @@ from kplane.controlplane_operator.backends.data_stores import DataStores
 from kplane.controlplane_operator.backends.dedicated import DedicatedProvisioner
 from kplane.controlplane_operator.backends.virtual import VirtualProvisioner
 from kplane.controlplane_operator.classes.reconciler import ControlPlaneClassReconciler
-from kplane.controlplane_operator.component_names import place
 from kplane.controlplane_operator.config import EtcdAt, EtcdService, OperatorConfig
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims

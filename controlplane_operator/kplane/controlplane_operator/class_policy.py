@@ -25,7 +25,7 @@ from kplane.api import (
     is_cluster_path,
 )
 from kplane.api.conditions import CLASS_FOUND
-from kplane.controlplane_operator.reasons import Reason
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.schedule import Schedule
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.errors import ConditionError

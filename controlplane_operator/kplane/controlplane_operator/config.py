@@ -14,9 +14,9 @@ from pydantic import Field, ValidationError, model_validator
 from kplane.api import DEFAULT_DATA_STORE, ComputeResources, ResourceAmounts, quantity
 from kplane.api.configuration import Configuration, Directory, File, Flag, HostPort, Listen, State
 from kplane.api.names import GATEWAY_NAMESPACE
-from kplane.controlplane_operator.backends.etcd import DEFAULT_QUOTA_BYTES, quota_on
-from kplane.controlplane_operator.backends.mcm import MCM, MCM_RESOURCES, McmProgram
-from kplane.controlplane_operator.backends.proxy import EGRESS_PROXY, PROXY_PROCESS, ProxyProgram
+from kplane.components.egress_proxy import EGRESS_PROXY, PROXY_PROCESS, ProxyProgram
+from kplane.components.etcd import DEFAULT_QUOTA_BYTES, quota_on
+from kplane.components.mcm import MCM, MCM_RESOURCES, McmProgram
 from kplane.controlplane_operator.backup.archive import recipients
 from kplane.controlplane_operator.backup.storage import Bucket, Storage, Volume
 from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitorSettings

@@ -11,7 +11,6 @@ __all__ = [
     "BackupFailed",
     "BootstrapFailed",
     "BundleInvalid",
-    "CredentialsInvalid",
     "FileRefused",
     "KeyspaceError",
     "OperatorError",
@@ -45,10 +44,6 @@ class RoleMissing(BootstrapFailed):
 
 class BundleInvalid(OperatorError):
     """An add-on's manifests cannot be used; the message says where and what is wrong."""
-
-
-class CredentialsInvalid(OperatorError):
-    """Stored keys or certificates are missing or not what they should be; the message names the entry."""
 
 
 class KeyspaceError(OperatorError):

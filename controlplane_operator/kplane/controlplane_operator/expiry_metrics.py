@@ -11,8 +11,8 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from kplane.api.names import controllers_secret_name, kubeconfig_secret_name, management_namespace
-from kplane.controlplane_operator.pki.issuing import expires_at
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.pki.issuing import expires_at
 
 __all__ = ["ExpiryMetrics"]
 

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from kplane.api import READY
 from kplane.api.conditions import SYNCED
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.metrics import Reconcile
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.errors import ConditionError, management_refusal
 from kplane.controlplane_operator.status.partial import PartialObject, validation_failure

@@ -16,14 +16,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.errors import CredentialsInvalid
 from kplane.controlplane_operator.gateway import Gateway, read_authorities
-from kplane.controlplane_operator.pki.entries import entries, find_pair, kept
-from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, expiry, issue_serving, renewal_due
-from kplane.controlplane_operator.pki.secrets import data_of
 from kplane.controlplane_operator.watch.backoff import jittered
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.controlplane_operator.watch.event_routing import wake_all
+from kplane.pki.entries import data_of, entries, find_pair, kept
+from kplane.pki.errors import CredentialsInvalid
+from kplane.pki.primitives import KeyPair, create_authority, expiry, issue_serving, renewal_due
 from kplane.provider import NotFound, ProviderError
 from kplane.provider.client.resources import SECRETS
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from kplane.api.names import REGISTRATION_LABEL
-from kplane.controlplane_operator.component_names import components_of, mark_of, mcm_mark
+from kplane.components.names import components_of, mark_of, mcm_mark
 from kplane.controlplane_operator.grants import Access
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms

@@ -14,6 +14,7 @@ from kplane.api.configuration import ConfigurationError
 from kplane.controlplane_operator.app import run_operator
 from kplane.controlplane_operator.config import OperatorConfig
 from kplane.controlplane_operator.errors import OperatorError
+from kplane.pki.errors import PkiError
 from kplane.provider import ProviderError
 from kplane.provider.logs import json_logging
 from kplane.provider.serving.open_files import raise_limit
@@ -24,7 +25,7 @@ __all__ = ["main"]
 
 _log: Final = logging.getLogger(__name__)
 
-_EXPECTED: Final = (OperatorError, ProviderError, WorkloadsError, OSError)
+_EXPECTED: Final = (OperatorError, PkiError, ProviderError, WorkloadsError, OSError)
 """Errors whose message is enough, such as a lost Lease."""
 
 _OK: Final = 0

@@ -16,8 +16,8 @@ from typing_extensions import override
 
 from kplane.api import ControlPlane, ControlPlanePhase, MigrationStep
 from kplane.api.conditions import HIBERNATED, WAITS_FOR_ROOM
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.not_ready_metrics import not_ready_families
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Key, Store
 from kplane.controlplane_operator.watch.conditions import stored_condition
 from kplane.provider import Result

@@ -16,7 +16,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from kplane.api import READY, ControlPlanePhase
 from kplane.api.conditions import DELETING, PAUSED
-from kplane.controlplane_operator.reasons import Cause, Reason
+from kplane.api.reasons import Cause, Reason
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.controlplane_operator.watch.conditions import stored_condition
 

@@ -13,8 +13,8 @@ from typing import Any, Final, NoReturn
 
 from kplane.api import SecretReference
 from kplane.api.names import GROUP, management_namespace
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.grants import RBAC, Account, create_rbac, is_as_written
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.backoff import jittered, retry_backoff
 from kplane.controlplane_operator.watch.cache import Change, Key, Object

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Final, Literal, Self
 
@@ -9,9 +10,11 @@ from kplane.data import prefix as prefixes
 from kplane.data import rpc
 from kplane.data._proto import etcd_pb2 as pb
 from kplane.data.connection import Connection
-from kplane.data.errors import NotFound
+from kplane.data.errors import AlreadyExists, NotFound
 
 __all__ = ["Access", "Permission", "Status"]
+
+_ROOT: Final = "root"
 
 Kind = Literal["read", "write", "readwrite"]
 
@@ -68,6 +71,18 @@ class Access:
     async def enable(self) -> None:
         """Turn access control on. The user `root` with the role `root` must exist."""
         await self._call(rpc.AUTH_ENABLE, pb.AuthEnableRequest())
+
+    async def ensure_enabled(self) -> bool:
+        """Turn access control on, with the user `root` that it needs. Return whether it was off."""
+        if (await self.status()).enabled:
+            return False
+        with contextlib.suppress(AlreadyExists):
+            await self.add_user(_ROOT)
+        with contextlib.suppress(AlreadyExists):
+            await self.add_role(_ROOT)
+        await self.grant_role(_ROOT, _ROOT)
+        await self.enable()
+        return True
 
     async def disable(self) -> None:
         """Turn access control off: each client certificate may do everything. Users and roles stay as they are."""

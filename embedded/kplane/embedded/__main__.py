@@ -15,9 +15,9 @@ import uvloop
 
 from kplane.binaries.envoy import find_envoy
 from kplane.binaries.programs import Binaries, BinariesError, resolve
-from kplane.controlplane_operator.errors import OperatorError
 from kplane.embedded.cluster import ManagementCluster
 from kplane.embedded.errors import EmbeddedError, leaves
+from kplane.pki.errors import PkiError
 from kplane.provider import ProviderError
 from kplane.workloads import WorkloadsError
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             kwok=given.kwok,
         )
         uvloop.run(_serve(cluster, until_stdin_closes=given.until_stdin_closes))
-    except* (BinariesError, EmbeddedError, OperatorError, OSError, ProviderError, WorkloadsError) as group:
+    except* (BinariesError, EmbeddedError, OSError, PkiError, ProviderError, WorkloadsError) as group:
         for error in leaves(group):
             logger.critical("%s", error)
         status = 1

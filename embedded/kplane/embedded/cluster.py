@@ -13,14 +13,8 @@ from typing import Final, Self
 
 from kplane.api.names import FAKE_NODES_CONFIG_MAP
 from kplane.binaries.programs import Binaries
-from kplane.controlplane_operator.backends.apiserver import (
-    API_SERVER_PORTS,
-    api_server_component,
-    server_url,
-    serving_hosts,
-)
-from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
-from kplane.controlplane_operator.pki.authorities import TenantCertificates
+from kplane.components.api_server import API_SERVER_PORTS, api_server_component, server_url, serving_hosts
+from kplane.components.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
 from kplane.embedded import components, lock
 from kplane.embedded.credentials import (
     ADMINISTRATOR_GROUPS,
@@ -34,6 +28,7 @@ from kplane.embedded.credentials import (
 from kplane.embedded.errors import EmbeddedError, LeftRunning, NotReadyInTime
 from kplane.embedded.handle import READY_FILE, Handle
 from kplane.embedded.manifests import install
+from kplane.pki.authorities import TenantCertificates
 from kplane.provider import Client, ClusterConfig, NotFound
 from kplane.provider.client.resources import CONFIG_MAPS
 from kplane.workloads import Address, Component, Phase, ProcessRuntime, end_processes, find_processes
@@ -61,7 +56,7 @@ class ManagementCluster:
     controlplane-operator.
     Exiting ends all processes, those of the tenants too, and raises `LeftRunning` if one is left.
     Entering raises `DirectoryInUse`, `NotReadyInTime`, `workloads.WorkloadsError`, `provider.ProviderError` and
-    `kplane.controlplane_operator.errors.OperatorError`. Parts that start together raise them in an ExceptionGroup.
+    `pki.PkiError`. Parts that start together raise them in an ExceptionGroup.
     """
 
     def __init__(
@@ -188,13 +183,18 @@ class ManagementCluster:
         )
         await self._run(components.bound(component, args=self._etcd_arguments))
         # Here, because a cluster without control planes is used where gRPC may not be installed.
-        from kplane.controlplane_operator.shared_etcd.keyspace import Keyspace
+        from kplane.data import Client as EtcdClient
+        from kplane.data import Credentials as EtcdCredentials
+        from kplane.data import DataError
 
-        keyspace = Keyspace(client_url(address), credentials=credentials.tenants_etcd_directory)
-        try:
-            await keyspace.ensure_authentication()
-        finally:
-            await keyspace.close()
+        etcd_credentials = EtcdCredentials.in_directory(credentials.tenants_etcd_directory)
+        async with EtcdClient(client_url(address), credentials=etcd_credentials) as client:
+            try:
+                await client.access.ensure_enabled()
+            except DataError as error:
+                raise EmbeddedError(
+                    f"failed to turn on access control of {components.TENANTS_ETCD}: {error}"
+                ) from error
 
     @property
     def _etcd_arguments(self) -> tuple[str, ...]:

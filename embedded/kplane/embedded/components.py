@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Final
 
 from kplane.binaries.interpreter import inheriting_command
-from kplane.controlplane_operator.pki.primitives import KeyPair
 from kplane.embedded.python_path import python_path
+from kplane.pki.primitives import KeyPair
 from kplane.workloads import FILES, Address, Component, File, Lifetime, Port, Probe
 
 __all__ = [

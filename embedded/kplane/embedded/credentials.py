@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import Final
 
-from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
-from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
-from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
+from kplane.pki.authorities import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
+from kplane.pki.kubeconfig import render_kubeconfig
+from kplane.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
 
 __all__ = [
     "ADMINISTRATOR_GROUPS",
@@ -47,7 +47,7 @@ class Credentials:
     def __init__(self, directory: Path, *, host: str) -> None:
         """Read the files of the directory, and create the missing ones. `host` is the address of all servers.
 
-        Raises OSError, and `kplane.controlplane_operator.errors.CredentialsInvalid` for a damaged file.
+        Raises OSError, and `kplane.pki.errors.CredentialsInvalid` for a damaged file.
         """
         self.directory = directory
         self.tenants_etcd_directory = directory / "tenants-etcd"

@@ -11,13 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from kplane.api import ControlPlane
 from kplane.api.names import (
     FAKE_NODES_ANNOTATION,
     KUBECONFIG_EXTERNAL_KEY,
     kubeconfig_secret_name,
     management_namespace,
 )
-from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.client.watching import served
 from kplane.embedded.errors import FakeNodesInvalid
 from kplane.embedded.kwok import KWOK_PORTS, have_nodes, kwok_component, release_leases
 from kplane.provider import Client, ClusterConfig, Manager, NotFound, Request, Result, controller
@@ -28,6 +29,7 @@ __all__ = ["FakeNodes", "wanted_nodes"]
 
 logger = logging.getLogger(__name__)
 
+_CONTROL_PLANES: Final = served(ControlPlane.resource)
 _AT_ONCE: Final = 8
 _WAITING: Final = 1000
 """How many reconciles may wait at once. One of a control plane that does not answer waits until its call times out."""
@@ -61,7 +63,7 @@ class FakeNodes:
         self._runtime = ProcessRuntime(directory, programs=())
         self._manager = Manager(config, workers=_AT_ONCE, name="kplane-fake-nodes")
         # All requests are of the one local cluster, and per cluster those count that wait.
-        options = controller(self._manager).named("fake-nodes").for_(CONTROL_PLANES)
+        options = controller(self._manager).named("fake-nodes").for_(_CONTROL_PLANES)
         options.with_options(per_cluster=_WAITING, grace_seconds=_GRACE_SECONDS).build(self._reconcile)
         self._refused: dict[str, str] = {}
         """What is wrong with annotations, by control plane, so that it is said once."""
@@ -82,7 +84,7 @@ class FakeNodes:
 
     async def _forget_deleted(self) -> None:
         """Remove what belongs to control planes that were deleted while nothing followed them."""
-        listed = await self._manager.local.client.list(CONTROL_PLANES, metadata_only=True)
+        listed = await self._manager.local.client.list(_CONTROL_PLANES, metadata_only=True)
         present = {_component(each["metadata"]["name"]) for each in listed.items}
         for name in set(self._runtime.names()) - present:
             await self._runtime.delete(name)
@@ -90,7 +92,7 @@ class FakeNodes:
     async def _reconcile(self, request: Request) -> Result | None:
         component = _component(request.name)
         try:
-            found = await self._manager.local.cache.get(CONTROL_PLANES, request.name)
+            found = await self._manager.local.cache.get(_CONTROL_PLANES, request.name)
             deleted = "deletionTimestamp" in found["metadata"]
         except NotFound:
             found, deleted = {}, True

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from kplane.api import DEFAULT_SERVICE_CIDR
+from kplane.components.api_server import dns_address
 from kplane.controlplane_operator.addons import installation
 from kplane.controlplane_operator.addons import sync as look
 from kplane.controlplane_operator.addons.builtin import TenantFacts
 from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.addons.kubeadm_join import ClusterFacts
 from kplane.controlplane_operator.addons.sync import AddonSync
-from kplane.controlplane_operator.backends.apiserver import dns_address
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT, bootstrap
 from kplane.controlplane_operator.watch.cache import Store

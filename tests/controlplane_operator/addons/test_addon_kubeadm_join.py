@@ -19,15 +19,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from kplane.api.names import ADDON_LABEL
-from kplane.controlplane_operator.addons.kubeadm_join import (
-    ClusterFacts,
-    JoinToken,
-    join_objects,
-    read_token,
-    token_secret,
-)
+from kplane.controlplane_operator.addons.kubeadm_join import ClusterFacts, join_objects
 from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, TENANT_NAMESPACE
 from kplane.controlplane_operator.tenant.revocation import revoke
+from kplane.pki.bootstrap_tokens import JoinToken, read_token, token_secret
 from kplane.provider import Client, ClusterConfig, NotFound, Resource
 from kplane.provider.client.resources import CONFIG_MAPS, PODS, ROLE_BINDINGS, SECRETS, SERVICE_ACCOUNTS
 from kplane.provider.errors import Forbidden, Unauthorized

@@ -10,6 +10,7 @@ import pytest
 
 from kplane.api.names import CONTROL_PLANE_LABEL, KEY_FINGERPRINTS_ANNOTATION
 from kplane.controlplane_operator.backup.objects import collect
+from kplane.controlplane_operator.credentials.key_records import KeyRecord
 from kplane.controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
     CONTROL_PLANE_ENDPOINTS,
@@ -17,8 +18,8 @@ from kplane.controlplane_operator.kinds import (
     CONTROL_PLANE_SNAPSHOTS,
     CONTROL_PLANES,
 )
-from kplane.controlplane_operator.pki.key_records import KeyRecord, fingerprints_of
-from kplane.controlplane_operator.pki.primitives import create_signing_key
+from kplane.pki.fingerprints import fingerprints_of
+from kplane.pki.primitives import create_signing_key
 from kplane.provider import Client
 from kplane.provider.client.resources import NAMESPACES, SECRETS
 from kplane.provider.testing import FakeCluster

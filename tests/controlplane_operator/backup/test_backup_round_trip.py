@@ -19,13 +19,13 @@ from kplane.controlplane_operator.backup.__main__ import main
 from kplane.controlplane_operator.backup.saving import save
 from kplane.controlplane_operator.backup.storage import Bucket, Volume
 from kplane.controlplane_operator.errors import BackupFailed
-from kplane.controlplane_operator.pki.primitives import create_authority
 from kplane.controlplane_operator.snapshots.opening import OpenedSnapshot
 from kplane.controlplane_operator.snapshots.saving import save_snapshot
 from kplane.controlplane_operator.snapshots.source import Source
 from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
 from kplane.data import SnapshotDamaged
 from kplane.data.snapshot import Snapshot
+from kplane.pki.primitives import create_authority
 from tests.controlplane_operator.tenants import SharedEtcd
 
 pytestmark = pytest.mark.integration

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from kplane.controlplane_operator.errors import BootstrapFailed, RoleMissing
-from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER
-from kplane.controlplane_operator.pki.primitives import issue_client
 from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT, Subject, bootstrap
 from kplane.controlplane_operator.tenant.revocation import revoke
 from kplane.controlplane_operator.tenant.tokens import request_token
+from kplane.pki.authorities import CONTROLLERS_USER
+from kplane.pki.primitives import issue_client
 from kplane.provider import Client, ClusterConfig, NotFound
 from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, NAMESPACES, SECRETS, SERVICE_ACCOUNTS
 from kplane.provider.errors import Forbidden, Unauthorized

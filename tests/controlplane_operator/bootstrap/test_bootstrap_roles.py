@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER
-from kplane.controlplane_operator.pki.primitives import issue_client
 from kplane.controlplane_operator.tenant.bootstrap import Subject, bootstrap
 from kplane.controlplane_operator.tenant.tokens import request_token
+from kplane.pki.authorities import CONTROLLERS_USER
+from kplane.pki.primitives import issue_client
 from kplane.provider import Client, ClusterConfig
 from kplane.provider.access.impersonation import Impersonation
 from kplane.provider.client.resources import CLUSTER_ROLES, CONFIG_MAPS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS

@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.addons.kubeadm_join import (
-    ClusterFacts,
+from kplane.controlplane_operator.addons.kubeadm_join import ClusterFacts, join_objects
+from kplane.controlplane_operator.errors import BootstrapFailed
+from kplane.pki.bootstrap_tokens import (
     JoinToken,
     current_tokens,
     detached_signature,
-    join_objects,
     new_token,
     read_token,
     token_secret,
 )
-from kplane.controlplane_operator.errors import BootstrapFailed
 
 NOW = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
 HOUR = dt.timedelta(hours=1)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from kplane.controlplane_operator.controlplanes.credential_probes import ProbedCredentials
-from kplane.controlplane_operator.pki.issuing import issue_certificate
 from kplane.controlplane_operator.tenant.bootstrap import (
     CONTROLLERS_ACCOUNT,
     Subject,
@@ -17,6 +16,7 @@ from kplane.controlplane_operator.tenant.bootstrap import (
     bootstrap,
     controllers_binding,
 )
+from kplane.pki.issuing import issue_certificate
 from kplane.provider import Client
 from kplane.provider.client.connections import Connections
 from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES

@@ -12,7 +12,6 @@ import pytest
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.credential_probes import CredentialProbes, ProbedCredentials
 from kplane.controlplane_operator.hibernation.host_name_use import HostNameUse
-from kplane.controlplane_operator.pki.issuing import Identity
 from kplane.controlplane_operator.tenant.bootstrap import (
     ADMIN_ACCOUNT,
     CONTROLLERS_ACCOUNT,
@@ -21,6 +20,7 @@ from kplane.controlplane_operator.tenant.bootstrap import (
 )
 from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.pki.issuing import Identity
 from kplane.provider import ClusterConfig, Unreachable
 
 _KEY = ("", "acme")

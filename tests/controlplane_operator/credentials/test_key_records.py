@@ -29,23 +29,23 @@ from kplane.api.names import (
     ROTATE_ANNOTATION,
     UID_ANNOTATION,
 )
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
+from kplane.controlplane_operator.credentials.key_records import KeyRecord, settled_fingerprints
+from kplane.controlplane_operator.credentials.store import AUTHORITIES_SECRET, TenantKeys
 from kplane.controlplane_operator.grants import Access, Account
-from kplane.controlplane_operator.pki.authorities import TenantAuthorities
-from kplane.controlplane_operator.pki.generations import Generations
-from kplane.controlplane_operator.pki.key_records import KeyRecord, settled_fingerprints
-from kplane.controlplane_operator.pki.primitives import create_signing_key, public_key
-from kplane.controlplane_operator.pki.rotation import RotationWish, next_rotation
-from kplane.controlplane_operator.pki.secrets import data_of
-from kplane.controlplane_operator.pki.store import AUTHORITIES_SECRET, TenantKeys
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.pki.authorities import TenantAuthorities
+from kplane.pki.entries import data_of
+from kplane.pki.generations import Generations
+from kplane.pki.primitives import create_signing_key, public_key
+from kplane.pki.rotation import RotationWish, next_rotation
 from kplane.provider import Conflict, ProviderError, Unreachable
 from kplane.provider.client.resources import NAMESPACES, SECRETS
 from kplane.provider.testing import FakeCluster

@@ -11,17 +11,17 @@ from typing import NoReturn, cast
 import pytest
 
 from kplane.api import AuthSpec, ControlPlane
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.credential_probes import CredentialProbes
 from kplane.controlplane_operator.controlplanes.credentials import CredentialIssuer
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.hibernation.host_name_use import HostNameUse
-from kplane.controlplane_operator.pki.issuing import Identity, issue_certificate, sign_token
-from kplane.controlplane_operator.pki.primitives import create_authority, create_signing_key
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.pki.issuing import Identity, issue_certificate, sign_token
+from kplane.pki.primitives import create_authority, create_signing_key
 from kplane.provider import ClusterConfig
 from kplane.provider.client.resources import NAMESPACES, VALIDATING_WEBHOOK_CONFIGURATIONS
 from kplane.provider.errors import ApiError, Forbidden, ServerError, Unreachable

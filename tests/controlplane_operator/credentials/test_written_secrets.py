@@ -12,15 +12,16 @@ from typing_extensions import override
 
 from kplane.api import ControlPlane
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.credentials.secrets import write_secret
 from kplane.controlplane_operator.grants import Access, Account
 from kplane.controlplane_operator.kinds import CONTROL_PLANES, owner_reference
-from kplane.controlplane_operator.pki.secrets import data_of, write_secret
 from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
 from kplane.embedded.handle import Handle
+from kplane.pki.entries import data_of
 from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import NAMESPACES, SECRETS
 

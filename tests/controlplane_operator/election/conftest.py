@@ -22,10 +22,10 @@ from aiohttp import web
 
 from kplane.api.names import OPERATOR_LEASE, OPERATOR_LEASE_NAMESPACE
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANES
-from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
-from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_serving
 from kplane.embedded.handle import Handle
 from kplane.embedded.manifests import rbac_manifests
+from kplane.pki.kubeconfig import render_kubeconfig
+from kplane.pki.primitives import KeyPair, create_authority, issue_serving
 from kplane.provider import Client, ClusterConfig, NotFound
 from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, LEASES
 from kplane.provider.client.tls import ssl_context

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kplane.api import ControlPlane, HibernationStatus
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.hibernation.decision import Decision
 from kplane.controlplane_operator.hibernation.outcome import Outcome, begun, ended
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 
 NOW = datetime.now(UTC)

@@ -19,9 +19,9 @@ import pytest_asyncio
 from benchmarks.surroundings import free_port, open_namespace, shared_address
 from kplane.api.configuration import HostPort
 from kplane.api.names import ALLOW_ENDPOINT_LABEL
+from kplane.components.mcm import McmProgram
 from kplane.controlplane_operator.app import run_operator
 from kplane.controlplane_operator.backends import adopted as adopted_backend
-from kplane.controlplane_operator.backends.mcm import McmProgram
 from kplane.controlplane_operator.config import OperatorConfig
 from kplane.controlplane_operator.endpoints import reconciler as control_plane_endpoint
 from kplane.controlplane_operator.kinds import (

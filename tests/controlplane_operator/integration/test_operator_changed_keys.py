@@ -13,8 +13,8 @@ import pytest
 from kplane.api.names import KEY_FINGERPRINTS_ANNOTATION, WAKE_REQUESTED_ANNOTATION
 from kplane.controlplane_operator.hibernation import sleeper as sleepers
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.controlplane_operator.pki.primitives import create_signing_key
 from kplane.controlplane_operator.watch import secrets as secret_watches
+from kplane.pki.primitives import create_signing_key
 from kplane.provider import Client
 from kplane.provider.client.resources import NAMESPACES, SECRETS
 

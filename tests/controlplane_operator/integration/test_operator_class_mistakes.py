@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.component_names import apiserver_name
+from kplane.components.names import apiserver_name
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
 from kplane.provider import Client
 from kplane.provider.client.resources import CONFIG_MAPS, EVENTS

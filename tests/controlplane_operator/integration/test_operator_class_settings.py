@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 
-from kplane.controlplane_operator.component_names import apiserver_name
+from kplane.components.names import apiserver_name
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
-from kplane.controlplane_operator.pki.primitives import hosts_of
+from kplane.pki.primitives import hosts_of
 from kplane.provider import Client, ClusterConfig, Resource
 from kplane.provider.client.resources import CONFIG_MAPS, SECRETS, SERVICES
 from kplane.provider.errors import Unauthorized

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
-from kplane.controlplane_operator.pki.primitives import expiry
+from kplane.pki.primitives import expiry
 from kplane.provider import ApiError, Client, ClusterConfig, Resource
 from kplane.provider.client.resources import CLUSTER_ROLES, CONFIG_MAPS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS
 from tests.controlplane_operator.controller_manager import running_controllers

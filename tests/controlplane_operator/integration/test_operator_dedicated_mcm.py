@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.backends.mcm import McmProgram
-from kplane.controlplane_operator.component_names import mcm_name
+from kplane.components.mcm import McmProgram
+from kplane.components.names import mcm_name
 from kplane.controlplane_operator.registrations import reconciler as control_plane_registration
 from kplane.provider import ClusterConfig
 from kplane.provider.client.resources import CLUSTER_ROLES

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 
-from kplane.controlplane_operator.component_names import egress_name
+from kplane.components.names import egress_name
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
 from kplane.provider import Client, ClusterConfig, ProviderError, Resource
 from kplane.provider.client.resources import CONFIG_MAPS, PODS, SERVICE_ACCOUNTS, SERVICES

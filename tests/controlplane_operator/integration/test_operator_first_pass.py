@@ -14,8 +14,8 @@ from kplane.api.names import controllers_secret_name, kubeconfig_secret_name, ma
 from kplane.controlplane_operator.controlplanes.passes import Pass
 from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneReconciler
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.controlplane_operator.pki.kubeconfig import config_of
 from kplane.data import owner_of
+from kplane.pki.kubeconfig import config_of
 from kplane.provider import ClusterConfig, Conflict
 from kplane.provider.client.resources import NAMESPACES, SECRETS
 

@@ -8,8 +8,8 @@ import pytest
 
 from kplane.api import ControlPlane
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.credentials.store import TenantKeys
 from kplane.controlplane_operator.grants import Access, Account
-from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.backends import apiserver
-from kplane.controlplane_operator.component_names import apiserver_name
+from kplane.components import api_server as apiserver
+from kplane.components.names import apiserver_name
 from kplane.workloads import Pace, Probe, find_processes
 from kplane.workloads.processes import runtime
 

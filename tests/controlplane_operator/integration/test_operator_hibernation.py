@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 from kplane.api.names import SLEEP_REQUESTED_ANNOTATION, WAKE_REQUESTED_ANNOTATION, management_namespace
+from kplane.components.names import apiserver_name
 from kplane.controlplane_operator.backends.template_making import TemplateMaker
-from kplane.controlplane_operator.component_names import apiserver_name
 from kplane.controlplane_operator.errors import TemplateFailed
 from kplane.controlplane_operator.hibernation import sleeper as sleepers
 from kplane.controlplane_operator.kinds import CONTROL_PLANES

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.component_names import apiserver_name, etcd_name
+from kplane.components.names import apiserver_name, etcd_name
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.provider import Client
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kplane.api.names import ACCEPT_DATA_LOSS_ANNOTATION
-from kplane.controlplane_operator.component_names import apiserver_name, etcd_name
+from kplane.components.names import apiserver_name, etcd_name
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.data import Delete, identity_key, identity_of, owner_key
 from kplane.provider import Client

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kplane.controlplane_operator.component_names import apiserver_name, etcd_name, mcm_name
+from kplane.components.names import apiserver_name, etcd_name, mcm_name
 from kplane.controlplane_operator.gc import ComponentCollector
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms, account_of

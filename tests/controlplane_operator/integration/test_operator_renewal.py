@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from kplane.controlplane_operator.pki import issuing
-from kplane.controlplane_operator.pki import primitives as pki
-from kplane.controlplane_operator.pki.authorities import TenantAuthorities, TenantCertificates
-from kplane.controlplane_operator.pki.primitives import hosts_of, issue_serving, renewal_due
+from kplane.pki import issuing
+from kplane.pki import primitives as pki
+from kplane.pki.authorities import TenantAuthorities, TenantCertificates
+from kplane.pki.primitives import hosts_of, issue_serving, renewal_due
 from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import NAMESPACES, SECRETS
 from kplane.workloads import find_processes

@@ -15,7 +15,7 @@ import pytest
 from kplane.api.names import FINISH_ROTATION_ANNOTATION, ROTATE_ANNOTATION
 from kplane.controlplane_operator.controlplanes import rotator
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.controlplane_operator.pki.rotation import Rotation, next_rotation
+from kplane.pki.rotation import Rotation, next_rotation
 from kplane.provider import Client, ClusterConfig, ProviderError, Unreachable
 from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS
 from kplane.provider.errors import Forbidden, ServerError, TooManyRequests, Unauthorized

@@ -16,8 +16,8 @@ import pytest
 from kplane.binaries.programs import Binaries
 from kplane.controlplane_operator.config import OperatorConfig
 from kplane.controlplane_operator.controlplanes.service_monitors import SERVICE_MONITORS, ServiceMonitorSettings
-from kplane.controlplane_operator.pki.entries import entries, read_pair
-from kplane.controlplane_operator.pki.primitives import issue_client, user_of
+from kplane.pki.entries import entries, read_pair
+from kplane.pki.primitives import issue_client, user_of
 from kplane.provider import Client, ClusterConfig, NotFound
 from kplane.provider.client.resources import (
     CLUSTER_ROLE_BINDINGS,

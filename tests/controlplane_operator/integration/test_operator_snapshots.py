@@ -21,8 +21,8 @@ from e2e.documents import ON_PROCESSES, blocks, document
 from e2e.reader import Reader
 from kplane.api.names import FINALIZER, SCHEDULED_AT_ANNOTATION, SCHEDULED_FOR_ANNOTATION, SNAPSHOT_FILE_LABEL
 from kplane.binaries.programs import Binaries
+from kplane.components.names import apiserver_name, etcd_name
 from kplane.controlplane_operator.backup.storage import Volume
-from kplane.controlplane_operator.component_names import apiserver_name, etcd_name
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_SNAPSHOTS, CONTROL_PLANES
 from kplane.controlplane_operator.snapshots import reconciler as snapshot_reconciler
 from kplane.controlplane_operator.snapshots import restoring

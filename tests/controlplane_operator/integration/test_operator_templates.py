@@ -15,14 +15,14 @@ from kplane.api.names import management_namespace
 from kplane.controlplane_operator.backends import template_making
 from kplane.controlplane_operator.backends.template_making import MADE, TemplateMaker, Wanted, maker_user
 from kplane.controlplane_operator.controlplanes import credentials
+from kplane.controlplane_operator.credentials.store import AUTHORITIES_SECRET
 from kplane.controlplane_operator.errors import TemplateFailed
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.controlplane_operator.pki.signatures import signed_by
-from kplane.controlplane_operator.pki.store import AUTHORITIES_SECRET
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix, template_prefix
 from kplane.controlplane_operator.tenant.bootstrap import bootstrap
 from kplane.data import Client as Etcd
 from kplane.data import Owner, Permission, Template, claim, is_copy, owner_of, uid_of
+from kplane.pki.signatures import signed_by
 from kplane.provider import Client, Unreachable
 from kplane.provider.client.resources import EVENTS, NAMESPACES, SECRETS, SERVICES
 

@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from kplane.api import ControlPlane, ControlPlaneClass, ControlPlaneMode, EndpointType, Home, MigrationPlan, Volume
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.controlplanes.migration import plan
 from kplane.controlplane_operator.controlplanes.migration.plan import Planner
 from kplane.controlplane_operator.gateway import Gateway
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.data.revision import MOST_RAISED
 from kplane.data.room import Room

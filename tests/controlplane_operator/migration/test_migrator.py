@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kplane.api import ControlPlane
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.controlplanes.migration.cut import Cutter
 from kplane.controlplane_operator.controlplanes.migration.turns import Turns
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.provider import ProviderError
 

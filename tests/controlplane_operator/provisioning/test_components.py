@@ -13,19 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kplane.api import MANAGED_FLAGS, ApiServerMemory, ApiServerSettings, AuditPolicy, Destination
-from kplane.controlplane_operator.backends.apiserver import api_server_component, serving_hosts
-from kplane.controlplane_operator.backends.egress import Egress, ProxyAccess
-from kplane.controlplane_operator.backends.etcd import EtcdAccess, etcd_component
-from kplane.controlplane_operator.backends.proxy import ProxyProgram, proxy_component
+from kplane.components.api_server import api_server_component, serving_hosts
+from kplane.components.egress import Egress, ProxyAccess
+from kplane.components.egress_proxy import ProxyProgram, proxy_component
+from kplane.components.etcd import EtcdAccess, etcd_component
 from kplane.controlplane_operator.errors import KeyspaceError
-from kplane.controlplane_operator.pki.authorities import (
-    CONTROLLERS_USER,
-    KUBELET_CLIENT_USER,
-    TenantAuthorities,
-    TenantCertificates,
-)
-from kplane.controlplane_operator.pki.primitives import hosts_of, issued_by, user_of
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
+from kplane.pki.authorities import CONTROLLERS_USER, KUBELET_CLIENT_USER, TenantAuthorities, TenantCertificates
+from kplane.pki.primitives import hosts_of, issued_by, user_of
 from kplane.workloads import Address, Component, Reach
 
 ADDRESS = Address(host="127.0.0.1", ports={"https": 6443, "client": 2379, "peer": 2380, "metrics": 2381})

@@ -18,15 +18,15 @@ import aiohttp
 import pytest
 
 from kplane.api import ControlPlane
+from kplane.api.reasons import Reason
+from kplane.components.etcd import client_url, etcd_component, peer_url
+from kplane.components.names import etcd_name
 from kplane.controlplane_operator.backends import members as backend
-from kplane.controlplane_operator.backends.etcd import client_url, etcd_component, peer_url
 from kplane.controlplane_operator.backends.members import DedicatedEtcd, EtcdKeys, EtcdMembers
-from kplane.controlplane_operator.component_names import etcd_name
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_client, issue_serving
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.data import Client, DataError, HeldCredentials, Members, digest
 from kplane.embedded.components import bound
+from kplane.pki.primitives import create_authority, issue_client, issue_serving
 from kplane.workloads import Component, Phase, ProcessRuntime, run_program
 
 if TYPE_CHECKING:

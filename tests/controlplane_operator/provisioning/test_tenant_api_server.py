@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.backends.readiness import BOOTSTRAP_CHECKS, READY, READY_WITHOUT_BOOTSTRAP_CHECKS
-from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER
-from kplane.controlplane_operator.pki.primitives import issue_serving
+from kplane.components.api_server import READY
+from kplane.controlplane_operator.backends.readiness import BOOTSTRAP_CHECKS, READY_WITHOUT_BOOTSTRAP_CHECKS
 from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, Subject, bootstrap
 from kplane.controlplane_operator.tenant.tokens import request_token
+from kplane.pki.authorities import CONTROLLERS_USER
+from kplane.pki.primitives import issue_serving
 from kplane.provider import ApiError, Client, ClusterConfig, Resource
 from kplane.provider.client.resources import (
     CLUSTER_ROLE_BINDINGS,

@@ -17,11 +17,10 @@ from kplane.controlplane_operator.controlplanes.claims import AddressClaims
 from kplane.controlplane_operator.controlplanes.deletion import Removal
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
 from kplane.controlplane_operator.controlplanes.served_revisions import ServedRevisions
+from kplane.controlplane_operator.credentials.secrets import write_secret
+from kplane.controlplane_operator.credentials.store import TenantKeys
 from kplane.controlplane_operator.grants import Access, Account
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
-from kplane.controlplane_operator.pki.authorities import TenantAuthorities
-from kplane.controlplane_operator.pki.secrets import write_secret
-from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms
 from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.secret_access import SecretAccess
@@ -32,6 +31,7 @@ from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import LABEL_SELECTORS, Stores
 from kplane.data import Usage
 from kplane.embedded.handle import Handle
+from kplane.pki.authorities import TenantAuthorities
 from kplane.provider import Client, ClusterConfig, NotFound, Resource, Result
 from kplane.provider.client.resources import NAMESPACES, SECRETS
 from kplane.provider.errors import Forbidden

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from kplane.api import ControlPlane
 from kplane.api.names import saved_keys_name
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.backends.cluster_claims import ClusterClaims
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
@@ -25,7 +26,6 @@ from kplane.controlplane_operator.controlplanes.service_monitors import ServiceM
 from kplane.controlplane_operator.hibernation.host_name_use import HostNameUse
 from kplane.controlplane_operator.hibernation.room import Limits, Room
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.provider import NotFound

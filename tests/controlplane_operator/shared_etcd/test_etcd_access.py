@@ -19,9 +19,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from kplane.controlplane_operator.pki.primitives import KeyPair, issue_client
 from kplane.data import Credentials
 from kplane.data._proto import etcd_pb2 as pb
+from kplane.pki.primitives import KeyPair, issue_client
 from tests.controlplane_operator.tenants import opens_peer_port
 
 pytestmark = pytest.mark.integration

@@ -8,8 +8,6 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from kplane.controlplane_operator.errors import CredentialsInvalid
-from kplane.controlplane_operator.pki.primitives import create_authority, expiry, issue_client, issue_serving
 from kplane.controlplane_operator.shared_etcd.certificates import (
     authority_of,
     create_credentials,
@@ -17,6 +15,8 @@ from kplane.controlplane_operator.shared_etcd.certificates import (
     renew_server,
     server_hosts,
 )
+from kplane.pki.errors import CredentialsInvalid
+from kplane.pki.primitives import create_authority, expiry, issue_client, issue_serving
 
 
 def now() -> datetime:

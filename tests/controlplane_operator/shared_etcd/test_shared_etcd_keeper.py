@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.errors import CredentialsInvalid, KeyspaceError
+from kplane.controlplane_operator.errors import KeyspaceError
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.controlplane_operator.pki.primitives import create_authority
 from kplane.controlplane_operator.shared_etcd import keeper as keeper_module
 from kplane.controlplane_operator.shared_etcd.certificates import authority_of, create_credentials
+from kplane.pki.errors import CredentialsInvalid
+from kplane.pki.primitives import create_authority
 from kplane.provider import Client, Conflict, Unreachable
 from kplane.provider.client.resources import SECRETS
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, client_url, etcd_component
-from kplane.controlplane_operator.pki.primitives import KeyPair, issue_client
+from kplane.components.etcd import ETCD_PORTS, client_url, etcd_component
 from kplane.data import Client, Credentials
+from kplane.pki.primitives import KeyPair, issue_client
 from kplane.workloads import FILES, Address, Component, ProcessRuntime
 
 if TYPE_CHECKING:

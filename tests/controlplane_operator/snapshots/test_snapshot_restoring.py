@@ -16,9 +16,9 @@ import pytest
 from typing_extensions import override
 
 from kplane.api import ControlPlane, ControlPlaneClass
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backup.archive import Readable
 from kplane.controlplane_operator.backup.storage import Volume
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.snapshots import restoring
 from kplane.controlplane_operator.snapshots.jobs import SnapshotJobs
 from kplane.controlplane_operator.snapshots.restoring import SnapshotRestorer

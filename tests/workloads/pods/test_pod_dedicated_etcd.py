@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from kplane.api import ControlPlane
+from kplane.api.reasons import Reason
+from kplane.components.names import apiserver_name, etcd_name, place
 from kplane.controlplane_operator.backends.dedicated import DedicatedProvisioner
-from kplane.controlplane_operator.component_names import apiserver_name, etcd_name, place
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.grants import Access, Account
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.events import Events

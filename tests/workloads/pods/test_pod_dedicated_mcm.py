@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kplane.api.names import management_namespace
-from kplane.controlplane_operator.backends.mcm import McmProgram
-from kplane.controlplane_operator.component_names import apiserver_name, place
+from kplane.components.mcm import McmProgram
+from kplane.components.names import apiserver_name, place
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.grants import Access, Account
 from kplane.controlplane_operator.kinds import (

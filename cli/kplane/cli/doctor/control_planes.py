@@ -20,10 +20,10 @@ from kplane.api.conditions import (
     SYNCED,
     UP_TO_DATE,
 )
+from kplane.api.reasons import Reason
 from kplane.cli.doctor.conditions import Told, grouped
 from kplane.cli.doctor.finding import Finding, error, named, warning
 from kplane.cli.doctor.survey import Survey
-from kplane.controlplane_operator.reasons import Reason
 
 __all__ = ["check_conditions", "check_credentials", "check_not_ready"]
 

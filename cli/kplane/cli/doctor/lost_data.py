@@ -9,10 +9,9 @@ from typing import Final
 
 from kplane.api import READY, ControlPlane, ControlPlaneSnapshot, SnapshotPhase, find_condition
 from kplane.api.names import ACCEPT_DATA_LOSS_ANNOTATION
+from kplane.api.reasons import Reason
 from kplane.cli.doctor.finding import Finding, error
 from kplane.cli.doctor.survey import Survey
-from kplane.controlplane_operator.backends.lost_data import accepted_value
-from kplane.controlplane_operator.reasons import Reason
 
 __all__ = ["check_lost_data"]
 
@@ -77,5 +76,5 @@ def _is_of(snapshot: ControlPlaneSnapshot, control_plane: ControlPlane) -> bool:
 
 
 def _accept(control_plane: ControlPlane) -> str:
-    annotation = f"{ACCEPT_DATA_LOSS_ANNOTATION}={shlex.quote(accepted_value(control_plane))}"
+    annotation = f"{ACCEPT_DATA_LOSS_ANNOTATION}={shlex.quote(control_plane.data_loss_acceptance)}"
     return f"kubectl annotate controlplane {control_plane.name} {annotation} --overwrite"

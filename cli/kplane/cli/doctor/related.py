@@ -16,10 +16,10 @@ from kplane.api import (
     is_true,
 )
 from kplane.api.conditions import CONTESTED, DEDICATED_READY, REACHABLE
+from kplane.api.reasons import Reason as OperatorReason
 from kplane.cli.doctor.conditions import Told, grouped
 from kplane.cli.doctor.finding import Finding, error, named
 from kplane.cli.doctor.survey import Survey
-from kplane.controlplane_operator.reasons import Reason as OperatorReason
 from kplane.mcm.reasons import Reason
 
 __all__ = ["check_classes", "check_endpoints", "check_registrations", "check_snapshots"]

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 from kplane.api import ControlPlaneRegistration, RegistrationMode, Service, quantity
 from kplane.api.names import management_namespace
 from kplane.cli.programs.base import Log, Program, Replica
-from kplane.controlplane_operator.component_names import mcm_name
+from kplane.components.names import mcm_name
 from kplane.mcm.describe.controllers import PROGRAM as CONTROLLERS_LOGGER
 from kplane.mcm.describe.kinds import InstanceKind
 from kplane.provider import ApiError, Client, NotFound

@@ -15,7 +15,7 @@ from kplane.api import ControlPlaneRegistration, RegistrationMode
 from kplane.cli.choices import DEMO_MARKER
 from kplane.cli.programs.base import Log, Program, Replica
 from kplane.cli.programs.files import FileLog
-from kplane.controlplane_operator.component_names import mcm_name
+from kplane.components.names import mcm_name
 from kplane.embedded import components
 from kplane.embedded.errors import EmbeddedError
 from kplane.embedded.handle import Handle

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kplane.api.names import ADDON_LABEL
-from kplane.controlplane_operator.addons.kubeadm_join import ClusterFacts, current_tokens, join_objects, read_token
+from kplane.controlplane_operator.addons.kubeadm_join import ClusterFacts, join_objects
 from kplane.controlplane_operator.addons.manifest import Bundle
 from kplane.controlplane_operator.errors import BootstrapFailed
 from kplane.controlplane_operator.tenant.bootstrap import JOIN_ADDON, TENANT_NAMESPACE
+from kplane.pki.bootstrap_tokens import current_tokens, read_token
 from kplane.provider import Client
 from kplane.provider.client.resources import SECRETS
 from kplane.provider.errors import AnswerTooLarge

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.addons.builtin import BUILT_IN
 from kplane.controlplane_operator.addons.manifest import Bundle, read_bundle
 from kplane.controlplane_operator.errors import BundleInvalid
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.cache import Store
 from kplane.controlplane_operator.watch.stores import BUNDLES

@@ -6,130 +6,23 @@ Names, groups and rules are those of kubeadm's phases bootstrap-token, upload-co
 
 from __future__ import annotations
 
-import base64
-import binascii
-import datetime as dt
-import hashlib
-import hmac
 import re
-import secrets
-import string
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import orjson
 import yaml
 
 from kplane.controlplane_operator.errors import BootstrapFailed
-from kplane.controlplane_operator.pki.authorities import KUBELET_CLIENT_USER
+from kplane.pki.authorities import KUBELET_CLIENT_USER
+from kplane.pki.bootstrap_tokens import JoinToken, detached_signature, token_secret
+from kplane.pki.kubeconfig import discovery_kubeconfig
 
 __all__ = [
     "ClusterFacts",
-    "JoinToken",
-    "current_tokens",
-    "detached_signature",
-    "discovery_kubeconfig",
     "join_objects",
-    "new_token",
-    "read_token",
-    "token_secret",
 ]
-
-_LIFETIME: Final = dt.timedelta(hours=24)
-"""As long as those of `kubeadm init`."""
-_RENEWED_BEFORE: Final = dt.timedelta(hours=8)
-_CLOCKS: Final = dt.timedelta(minutes=5)
-_GROUPS: Final = "system:bootstrappers:kubeadm:default-node-token"
-_NAMESPACE: Final = "kube-system"
-_PREFIX: Final = "bootstrap-token-"
-_TYPE: Final = "bootstrap.kubernetes.io/token"
-_ALPHABET: Final = string.ascii_lowercase + string.digits
-_ID: Final = re.compile(r"[a-z0-9]{6}")
-_SECRET: Final = re.compile(r"[a-z0-9]{16}")
-
-
-@dataclass(frozen=True, slots=True)
-class JoinToken:
-    """A bootstrap token and when it ends."""
-
-    id: str
-    secret: str = field(repr=False)
-    expires_at: dt.datetime
-
-    @property
-    def renew_at(self) -> dt.datetime:
-        """When another one is to be there beside it."""
-        return self.expires_at - _RENEWED_BEFORE
-
-
-def new_token(*, now: dt.datetime) -> JoinToken:
-    """Make a token: 31 bits of name, 82 bits of secret, of the operating system's random source."""
-    name, secret = ("".join(secrets.choice(_ALPHABET) for _ in range(length)) for length in (6, 16))
-    return JoinToken(name, secret, (now + _LIFETIME).replace(microsecond=0))
-
-
-def current_tokens(found: Iterable[JoinToken], *, now: dt.datetime) -> list[JoinToken]:
-    """Return the tokens that are to be there, the one that lives longest first: it is not yet to be renewed.
-
-    Older ones stay until their end, because somebody may have been told them a moment ago. One whose end is further off
-    than we ever set it was edited, and goes.
-    """
-    alive = [token for token in found if now < token.expires_at <= now + _LIFETIME + _CLOCKS]
-    alive.sort(key=lambda token: (token.expires_at, token.id), reverse=True)
-    return alive if alive and now < alive[0].renew_at else [new_token(now=now), *alive]
-
-
-def read_token(secret: dict[str, Any]) -> JoinToken | None:
-    """Return the token in a Secret; None where it is none that a node could join with."""
-    if secret.get("type") != _TYPE or not isinstance(secret.get("data"), dict):
-        return None
-    try:
-        data = {name: base64.b64decode(value, validate=True).decode() for name, value in secret["data"].items()}
-        expires_at = dt.datetime.fromisoformat(data["expiration"])
-        token = JoinToken(data["token-id"], data["token-secret"], expires_at)
-    except (KeyError, TypeError, ValueError, binascii.Error):
-        return None
-    if not _ID.fullmatch(token.id) or not _SECRET.fullmatch(token.secret) or expires_at.tzinfo is None:
-        return None
-    return token if secret["metadata"].get("name") == f"{_PREFIX}{token.id}" else None
-
-
-def token_secret(token: JoinToken) -> dict[str, Any]:
-    """Describe the Secret that has the API server accept the token."""
-    data = {
-        "auth-extra-groups": _GROUPS,
-        "description": "For nodes that join this control plane; replaced before it expires.",
-        "expiration": token.expires_at.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "token-id": token.id,
-        "token-secret": token.secret,
-        "usage-bootstrap-authentication": "true",
-        "usage-bootstrap-signing": "true",
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": f"{_PREFIX}{token.id}", "namespace": _NAMESPACE},
-        "type": _TYPE,
-        "data": {name: base64.b64encode(value.encode()).decode() for name, value in data.items()},
-    }
-
-
-def detached_signature(content: str, *, token: JoinToken) -> str:
-    """Sign `content` with a token, as the bootstrap signer of kube-controller-manager does, byte for byte.
-
-    A JWS with HS256 whose payload is left out (RFC 7515, appendix F; k8s.io/cluster-bootstrap/token/jws). We do it
-    ourselves because that controller runs only where somebody registered for it.
-    """
-    header = _url_safe(orjson.dumps({"alg": "HS256", "kid": token.id}))
-    signed = f"{header}.{_url_safe(content.encode())}".encode()
-    return f"{header}..{_url_safe(hmac.digest(token.secret.encode(), signed, hashlib.sha256))}"
-
-
-def _url_safe(value: bytes) -> str:
-    return base64.urlsafe_b64encode(value).rstrip(b"=").decode()
-
 
 _SYSTEM: Final = "kube-system"
 _PUBLIC: Final = "kube-public"
@@ -173,22 +66,6 @@ def join_objects(facts: ClusterFacts, *, tokens: Sequence[JoinToken]) -> list[di
         *(_api_server_rights() if facts.service_range is not None else ()),
         *(token_secret(token) for token in tokens),
     ]
-
-
-def discovery_kubeconfig(server: str, *, ca: bytes) -> dict[str, Any]:
-    """Return the kubeconfig by which kubeadm finds a control plane: one cluster without a name, and no credentials.
-
-    `ca` is PEM.
-    """
-    cluster = {"certificate-authority-data": base64.b64encode(ca).decode(), "server": server}
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"cluster": cluster, "name": ""}],
-        "contexts": [],
-        "current-context": "",
-        "users": [],
-    }
 
 
 def _cluster_info(join_url: str, *, ca: bytes, tokens: Sequence[JoinToken]) -> list[dict[str, Any]]:

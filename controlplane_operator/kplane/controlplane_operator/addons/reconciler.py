@@ -17,16 +17,15 @@ from pydantic import ValidationError
 from kplane.api import DEFAULT_SERVICE_CIDR, ControlPlane, EndpointType, find_condition, is_true
 from kplane.api.conditions import ADDONS_READY, MANAGED
 from kplane.api.names import controllers_secret_name, management_namespace
+from kplane.api.reasons import Reason
+from kplane.components.api_server import dns_address
 from kplane.controlplane_operator.addons.builtin import TenantFacts
 from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.addons.kubeadm_join import ClusterFacts
 from kplane.controlplane_operator.addons.sync import AddonSync
-from kplane.controlplane_operator.backends.apiserver import dns_address
 from kplane.controlplane_operator.class_policy import class_in_force
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.gateway import Gateway
-from kplane.controlplane_operator.pki.kubeconfig import config_of
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.conditions import is_paused
 from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
 from kplane.controlplane_operator.tenant.admission import tenant_errors
@@ -34,6 +33,7 @@ from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.watch.backoff import KeyedBackoff, jittered
 from kplane.controlplane_operator.watch.cache import Key
 from kplane.controlplane_operator.watch.predicates import has_addons
+from kplane.pki.kubeconfig import config_of
 from kplane.provider import ClusterConfig, ProviderError, Result
 from kplane.provider.logs import log_fields
 

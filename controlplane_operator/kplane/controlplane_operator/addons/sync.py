@@ -6,12 +6,12 @@ import time
 from datetime import datetime
 from typing import Final
 
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.addons.builtin import BUILT_IN, TenantFacts, render_built_in
 from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.addons.installation import Installation
 from kplane.controlplane_operator.addons.manifest import Bundle
 from kplane.controlplane_operator.errors import BootstrapFailed
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.provider import Client, ProviderError, Unreachable
 from kplane.provider.errors import Unauthorized

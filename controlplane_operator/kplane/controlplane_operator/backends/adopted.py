@@ -10,21 +10,21 @@ from typing import Final
 from kplane.api import ControlPlane, ControlPlaneEndpoint, DeletionPolicy
 from kplane.api.addresses import normalized_address
 from kplane.api.names import controllers_secret_name, kubeconfig_secret_name, management_namespace
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.backends.cluster_claims import ClusterClaims
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.credentials.secrets import find_secret
 from kplane.controlplane_operator.endpoints.addresses import Addresses, addresses_of
 from kplane.controlplane_operator.endpoints.credentials import EndpointCredentials, check_trust
 from kplane.controlplane_operator.errors import BootstrapFailed
-from kplane.controlplane_operator.pki.kubeconfig import config_of
-from kplane.controlplane_operator.pki.secrets import find_secret
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
 from kplane.controlplane_operator.status.partial import validated_endpoint
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.tenant.identity import find_cluster_uid
 from kplane.controlplane_operator.tenant.revocation import revoke, revoke_as_controllers
 from kplane.data import Usage
+from kplane.pki.kubeconfig import config_of
 from kplane.provider import Client, ClusterConfig, ProviderError
 from kplane.provider.errors import Forbidden, KubeconfigError, Unauthorized
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kplane.api import DEFAULT_SERVICE_CIDR, ControlPlane
-from kplane.controlplane_operator.backends.apiserver import (
+from kplane.api.reasons import Reason
+from kplane.components.api_server import (
     API_SERVER,
     API_SERVER_PORTS,
     api_server_component,
@@ -15,10 +16,12 @@ from kplane.controlplane_operator.backends.apiserver import (
     server_url,
     serving_hosts,
 )
+from kplane.components.egress_proxy import ProxyProgram
+from kplane.components.etcd import EtcdAccess
+from kplane.components.names import apiserver_name
 from kplane.controlplane_operator.backends.base import Provision, check_ready, runtime_errors, start_errors
 from kplane.controlplane_operator.backends.class_settings import api_server_settings, exposure_of, scheduling_of
-from kplane.controlplane_operator.backends.etcd import EtcdAccess
-from kplane.controlplane_operator.backends.proxy import EgressProxies, ProxyProgram
+from kplane.controlplane_operator.backends.proxy import EgressProxies
 from kplane.controlplane_operator.backends.readiness import (
     READY_WITHOUT_BOOTSTRAP_CHECKS,
     UNREPAIRED_SECONDS,
@@ -27,15 +30,13 @@ from kplane.controlplane_operator.backends.readiness import (
     is_unrepaired,
 )
 from kplane.controlplane_operator.backends.versions import ApiServerPlan
-from kplane.controlplane_operator.component_names import apiserver_name
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.credentials.store import TenantKeys
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.gateway import host_name
-from kplane.controlplane_operator.pki.authorities import TenantAuthorities, TenantCertificates
-from kplane.controlplane_operator.pki.primitives import KeyPair
-from kplane.controlplane_operator.pki.store import TenantKeys
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.pki.authorities import TenantAuthorities, TenantCertificates
+from kplane.pki.primitives import KeyPair
 from kplane.provider import ClusterConfig
 from kplane.workloads import Address, Phase, Runtime
 

@@ -11,14 +11,14 @@ from typing import Final, Protocol
 from typing_extensions import override
 
 from kplane.api import ControlPlane, DeletionPolicy, KubernetesVersion
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.errors import KeyspaceError
-from kplane.controlplane_operator.pki.authorities import TenantAuthorities
-from kplane.controlplane_operator.pki.primitives import KeyPair
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError, start_reason
 from kplane.data import DataError, Usage
 from kplane.data.follow import Place
+from kplane.pki.authorities import TenantAuthorities
+from kplane.pki.primitives import KeyPair
 from kplane.provider import ClusterConfig
 from kplane.workloads import ComponentState, Phase, Runtime, WorkloadsError
 

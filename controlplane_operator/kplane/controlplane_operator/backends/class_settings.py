@@ -12,7 +12,7 @@ from kplane.api import (
     ControlPlaneClass,
 )
 from kplane.api.resource import ApiModel
-from kplane.controlplane_operator.backends.canonical import canonical_set
+from kplane.components.canonical import canonical_set
 from kplane.workloads import Exposure, Scheduling
 
 __all__ = ["api_server_settings", "exposure_of", "scheduling_of", "service_cidr_of", "takes_our_tokens"]

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from kplane.api import ControlPlane
 from kplane.api.conditions import MANAGED
-from kplane.controlplane_operator.reasons import Reason
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.controlplane_operator.watch.conditions import stored_condition

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 from kplane.api import DEFAULT_DATA_STORE, ControlPlane
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backends.virtual import VirtualProvisioner
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.data import Usage

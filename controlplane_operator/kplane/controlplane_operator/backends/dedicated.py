@@ -9,22 +9,21 @@ from functools import partial
 from typing import Final
 
 from kplane.api import ControlPlane, ControlPlaneClass, DeletionPolicy
+from kplane.api.reasons import Reason
+from kplane.components.egress_proxy import PROXY_PROCESS, ProxyProgram
+from kplane.components.etcd import ETCD_PORTS, EtcdAccess, client_url
+from kplane.components.names import MOST_ETCD_MEMBERS, apiserver_name, etcd_name
 from kplane.controlplane_operator.backends.api_server_runner import ApiServerRunner, Ground
 from kplane.controlplane_operator.backends.base import Provision, VersionLag, data_errors, runtime_errors, start_errors
 from kplane.controlplane_operator.backends.class_settings import scheduling_of, takes_our_tokens
-from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url
 from kplane.controlplane_operator.backends.lost_data import data_lost
 from kplane.controlplane_operator.backends.members import DedicatedEtcd, EtcdKeys, EtcdMembers
-from kplane.controlplane_operator.backends.proxy import PROXY_PROCESS, ProxyProgram
 from kplane.controlplane_operator.backends.restore import Restorer
 from kplane.controlplane_operator.backends.served_data import given_up, served_data
 from kplane.controlplane_operator.backends.trial import try_scheduling
 from kplane.controlplane_operator.backends.versions import ApiServerPlanner
-from kplane.controlplane_operator.component_names import MOST_ETCD_MEMBERS, apiserver_name, etcd_name
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.pki.primitives import issue_client
-from kplane.controlplane_operator.pki.store import TenantKeys
-from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.credentials.store import TenantKeys
 from kplane.controlplane_operator.status.errors import ConditionError, start_reason
 from kplane.controlplane_operator.tenant.bootstrap import TENANT_NAMESPACE
 from kplane.controlplane_operator.tenant.client import tenant_client
@@ -32,6 +31,7 @@ from kplane.data import Client, DataError, DataLost, HeldCredentials, RevisionTo
 from kplane.data.fence import fence, is_fenced, lift_fence, seal
 from kplane.data.follow import LARGEST_ANSWER, Place
 from kplane.data.revision import raise_revision
+from kplane.pki.primitives import issue_client
 from kplane.provider import ClusterConfig, NotFound
 from kplane.provider.client.resources import SERVICE_ACCOUNTS
 from kplane.workloads import Phase, Runtime, Scheduling

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from kplane.api import ControlPlane
 from kplane.api.names import ACCEPT_DATA_LOSS_ANNOTATION
-from kplane.controlplane_operator.reasons import Reason
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 
-__all__ = ["accepted_value", "data_lost", "is_accepted"]
+__all__ = ["data_lost"]
 
 
 def data_lost(control_plane: ControlPlane, *, told: str) -> ConditionError:
@@ -19,15 +19,5 @@ def data_lost(control_plane: ControlPlane, *, told: str) -> ConditionError:
         Reason.DATA_LOST,
         f"failed to find the data of the control plane: {told}; no API server runs on this. Restore the etcd or its"
         " volume, or delete the control plane and restore a snapshot. To continue with the data that are there now, if"
-        f" any, set annotation {ACCEPT_DATA_LOSS_ANNOTATION} to {accepted_value(control_plane)}",
+        f" any, set annotation {ACCEPT_DATA_LOSS_ANNOTATION} to {control_plane.data_loss_acceptance}",
     )
-
-
-def accepted_value(control_plane: ControlPlane) -> str:
-    """Return the value of the annotation that accepts the loss: of these data only, so that a later loss is another."""
-    return control_plane.status.data_identity or control_plane.metadata.uid or ""
-
-
-def is_accepted(control_plane: ControlPlane) -> bool:
-    """Tell whether a user accepted the loss of the data that the status names."""
-    return control_plane.metadata.annotations.get(ACCEPT_DATA_LOSS_ANNOTATION) == accepted_value(control_plane)

@@ -17,21 +17,14 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kplane.api import ControlPlane
+from kplane.api.reasons import Reason
+from kplane.components.etcd import ETCD_PORTS, Membership, client_url, etcd_component, peer_url, quota_of
+from kplane.components.names import MOST_ETCD_MEMBERS, apiserver_name, etcd_name
 from kplane.controlplane_operator.backends.base import VersionLag, check_ready, is_crashing
-from kplane.controlplane_operator.backends.etcd import (
-    ETCD_PORTS,
-    Membership,
-    client_url,
-    etcd_component,
-    peer_url,
-    quota_of,
-)
 from kplane.controlplane_operator.backends.trial import SchedulingTrial
-from kplane.controlplane_operator.component_names import MOST_ETCD_MEMBERS, apiserver_name, etcd_name
-from kplane.controlplane_operator.pki.primitives import KeyPair
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError, start_reason
 from kplane.data import Client, DataError, HeldCredentials, LearnerBehind, Member
+from kplane.pki.primitives import KeyPair
 from kplane.workloads import (
     Address,
     Component,

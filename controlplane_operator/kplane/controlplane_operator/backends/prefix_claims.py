@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from kplane.api import ControlPlane
 from kplane.api.names import DESTROY_DATA_ANNOTATION
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backends.base import start_errors
+from kplane.controlplane_operator.credentials.store import TenantKeys
 from kplane.controlplane_operator.errors import PrefixNotOwned
-from kplane.controlplane_operator.pki.store import TenantKeys
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.access_control import AccessControl
 from kplane.controlplane_operator.shared_etcd.keyspace import Keyspace, key_prefix

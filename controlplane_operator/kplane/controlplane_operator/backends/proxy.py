@@ -3,95 +3,22 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from kplane.api import ControlPlane, ControlPlaneClass, Destination
-from kplane.controlplane_operator import egress_proxy
+from kplane.api.reasons import Reason
+from kplane.components.egress import Egress, ProxyAccess
+from kplane.components.egress_proxy import EGRESS_PORT, ProxyProgram, proxy_component
+from kplane.components.names import apiserver_name, egress_name
 from kplane.controlplane_operator.backends.base import VersionLag
 from kplane.controlplane_operator.backends.class_settings import scheduling_of
-from kplane.controlplane_operator.backends.egress import Egress, ProxyAccess
-from kplane.controlplane_operator.component_names import apiserver_name, egress_name
-from kplane.controlplane_operator.pki.authorities import TenantAuthorities, TenantCertificates
-from kplane.controlplane_operator.pki.primitives import KeyPair
-from kplane.controlplane_operator.reasons import Reason
-from kplane.workloads import (
-    FILES,
-    Address,
-    Component,
-    File,
-    Phase,
-    Port,
-    Reach,
-    Resources,
-    Runtime,
-    Scheduling,
-    WorkloadsError,
-)
+from kplane.pki.authorities import TenantAuthorities, TenantCertificates
+from kplane.workloads import Address, Phase, Runtime, WorkloadsError
 
-__all__ = ["EGRESS_PROXY", "PROXY_PROCESS", "EgressProxies", "ProxyProgram", "proxy_component"]
+__all__ = ["EgressProxies"]
 
 _log: Final = logging.getLogger(__name__)
-
-EGRESS_PROXY: Final = "egress-proxy"
-"""The program's name, where it is that of an image."""
-
-_PORT: Final = "egress"
-_RESOURCES: Final = Resources(cpu_request="10m", memory_request="32Mi", memory_limit="128Mi")
-"""It takes 14 MiB, and with all of its 128 connections busy 100."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProxyProgram:
-    """How each proxy is started."""
-
-    program: str
-    args: tuple[str, ...] = ()
-
-
-PROXY_PROCESS: Final = ProxyProgram(sys.executable, ("-I", "-S", egress_proxy.__file__))
-"""This interpreter, with the one file that it needs."""
-
-
-def proxy_component(
-    name: str,
-    *,
-    program: ProxyProgram,
-    address: Address,
-    destinations: Sequence[Destination],
-    server: KeyPair,
-    ca: bytes,
-    reached_by: str,
-    scheduling: Scheduling | None = None,
-) -> Component:
-    """Describe the proxy of a control plane. Equal arguments give an equal description.
-
-    The destinations are arguments: a change restarts the proxy, which ends connections to what is allowed no more.
-    """
-    port = address.ports[_PORT]
-    listen = f"[{address.listen}]" if ":" in address.listen else address.listen
-    allowed = [f"{each.cidr}={','.join(map(str, each.ports))}" for each in destinations]
-    return Component(
-        name=name,
-        program=program.program,
-        args=(
-            *program.args,
-            f"--listen={listen}:{port}",
-            f"--certificate={FILES}/server.crt",
-            f"--key={FILES}/server.key",
-            f"--ca={FILES}/ca.crt",
-            *(f"--allow={each}" for each in allowed),
-        ),
-        files={"server.crt": File(server.certificate), "server.key": File(server.key), "ca.crt": File(ca)},
-        ports=(Port(number=port, name=_PORT),),
-        resources=_RESOURCES,
-        scheduling=scheduling,
-        reached_by=(reached_by,),
-        reaches=tuple(Reach(port=port, network=each.cidr) for each in destinations for port in each.ports),
-        grace_seconds=5.0,
-    )
 
 
 class EgressProxies:
@@ -113,7 +40,7 @@ class EgressProxies:
             return None
         name = egress_name(control_plane.name, slot=control_plane.home.slot)
         self._absent.discard(name)
-        return await self._runtime.reserve(name, ports=(_PORT,))
+        return await self._runtime.reserve(name, ports=(EGRESS_PORT,))
 
     async def ensure(
         self,
@@ -142,7 +69,7 @@ class EgressProxies:
         access = ProxyAccess(
             name,
             address.host,
-            address.ports[_PORT],
+            address.ports[EGRESS_PORT],
             client=certificates.front_proxy,
             ca=ca,
             kubelet_client=certificates.kubelet_client,

@@ -14,7 +14,8 @@ import asyncio
 from typing import Final
 
 from kplane.api import ControlPlane, KubernetesVersion
-from kplane.controlplane_operator.reasons import Reason
+from kplane.api.reasons import Reason
+from kplane.components.api_server import READY
 from kplane.controlplane_operator.status.errors import ConditionError, start_reason
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.provider import ClusterConfig, ProviderError
@@ -22,7 +23,6 @@ from kplane.provider.client.connections import Connections
 
 __all__ = [
     "BOOTSTRAP_CHECKS",
-    "READY",
     "READY_WITHOUT_BOOTSTRAP_CHECKS",
     "UNREPAIRED_SECONDS",
     "check_bootstrapped",
@@ -30,8 +30,6 @@ __all__ = [
     "is_unrepaired",
 ]
 
-READY: Final = "/readyz"
-"""Answers 200 when an API server serves, and its data are bootstrapped."""
 BOOTSTRAP_CHECKS: Final = (
     "poststarthook/rbac/bootstrap-roles",
     "poststarthook/scheduling/bootstrap-system-priority-classes",

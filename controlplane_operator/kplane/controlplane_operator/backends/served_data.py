@@ -6,7 +6,6 @@ This module imports `kplane.data`, which loads grpcio. The command reads `lost_d
 from __future__ import annotations
 
 from kplane.api import ControlPlane
-from kplane.controlplane_operator.backends.lost_data import is_accepted
 from kplane.data import ServedData
 
 __all__ = ["given_up", "served_data"]
@@ -15,11 +14,11 @@ __all__ = ["given_up", "served_data"]
 def served_data(control_plane: ControlPlane) -> ServedData | None:
     """Return the record of the data; None before an API server has served them, and after a user accepted the loss."""
     status = control_plane.status
-    if is_accepted(control_plane) or (status.endpoint is None and status.data_identity is None):
+    if control_plane.is_data_loss_accepted or (status.endpoint is None and status.data_identity is None):
         return None
     return ServedData(identity=status.data_identity, cluster_uid=status.cluster_uid)
 
 
 def given_up(control_plane: ControlPlane) -> str | None:
     """Return the identity of the data whose loss a user accepted; None if no user accepted a loss."""
-    return control_plane.status.data_identity if is_accepted(control_plane) else None
+    return control_plane.status.data_identity if control_plane.is_data_loss_accepted else None

@@ -11,19 +11,18 @@ from datetime import UTC, datetime
 from typing import Final, Self
 
 from kplane.api import DEFAULT_SERVICE_CIDR, ApiServerSettings, AuthModel, AuthSpec, ControlPlaneClass
-from kplane.controlplane_operator.backends.apiserver import (
+from kplane.components.api_server import (
     API_SERVER_PORTS,
     api_server_component,
     bootstrap_arguments,
     server_url,
     serving_hosts,
 )
+from kplane.components.egress import Egress
+from kplane.components.etcd import EtcdAccess
+from kplane.components.names import template_name
 from kplane.controlplane_operator.backends.class_settings import api_server_settings, scheduling_of
-from kplane.controlplane_operator.backends.egress import Egress
-from kplane.controlplane_operator.backends.etcd import EtcdAccess
-from kplane.controlplane_operator.component_names import template_name
 from kplane.controlplane_operator.errors import TemplateFailed
-from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.access_control import AccessControl
 from kplane.controlplane_operator.shared_etcd.keyspace import template_prefix
@@ -37,6 +36,7 @@ from kplane.controlplane_operator.tenant.bootstrap import (
 )
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.data import DataError, Original, Owner
+from kplane.pki.authorities import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
 from kplane.provider import Client, ClusterConfig, Unreachable
 from kplane.workloads import Phase, Runtime, Scheduling
 
@@ -144,7 +144,7 @@ class TemplateMaker:
     async def make(self, wanted: Wanted, *, host: str) -> None:
         """Make a template beside a control plane; one that was begun before is begun again.
 
-        `delete` ends the API server later. Raises OperatorError, WorkloadsError and ProviderError.
+        `delete` ends the API server later. Raises OperatorError, PkiError, WorkloadsError and ProviderError.
         """
         keyspace, prefix = self._shared.keyspace, template_prefix(wanted.name)
         if await self.find(wanted) is not None:

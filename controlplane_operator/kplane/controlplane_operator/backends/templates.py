@@ -17,18 +17,19 @@ from typing import Final, NoReturn
 from pydantic import ValidationError
 
 from kplane.api import AuthSpec, ControlPlane, ControlPlaneClass
-from kplane.controlplane_operator.backends.apiserver import API_SERVER
+from kplane.api.reasons import Reason
+from kplane.components.api_server import API_SERVER
+from kplane.components.names import makes_template, template_name
 from kplane.controlplane_operator.backends.template_making import MADE, TemplateMaker, Wanted, left_out
 from kplane.controlplane_operator.backends.versions import ApiServerPlan
-from kplane.controlplane_operator.component_names import makes_template, template_name
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import OperatorError, TemplateFailed
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.access_control import AccessControl
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.backoff import jittered
 from kplane.data import DataError, Original, Owner, Usage
+from kplane.pki.errors import PkiError
 from kplane.provider import ProviderError
 from kplane.workloads import Runtime, WorkloadsError
 
@@ -201,7 +202,7 @@ class Templates:
         try:
             async with asyncio.timeout(_MAKING_SECONDS):
                 await self._maker.make(asked.wanted, host=asked.host)
-        except (OperatorError, WorkloadsError, ProviderError, DataError, TimeoutError) as error:
+        except (OperatorError, PkiError, WorkloadsError, ProviderError, DataError, TimeoutError) as error:
             why = str(error) or f"it took more than {_MAKING_SECONDS:.0f} s"
             self._failed[name] = time.monotonic() + _AGAIN_SECONDS, why
             _log.warning("failed to make template %s: %s; again in %.0f s at the earliest", name, why, _AGAIN_SECONDS)
@@ -231,7 +232,7 @@ class Templates:
         try:
             for name in await self.collect():
                 _log.info("deleted template %s, which is out of use", name)
-        except (OperatorError, WorkloadsError) as error:
+        except (OperatorError, PkiError, WorkloadsError) as error:
             _log.warning("failed to collect templates that are out of use: %s", error)
 
     async def _used(self) -> set[str]:

@@ -16,13 +16,13 @@ from kplane.api import (
     quantity,
 )
 from kplane.api.conditions import UP_TO_DATE
-from kplane.controlplane_operator.backends.apiserver import API_SERVER, API_SERVER_RESOURCES
+from kplane.api.reasons import Reason
+from kplane.components.api_server import API_SERVER, API_SERVER_RESOURCES
+from kplane.components.names import apiserver_name
 from kplane.controlplane_operator.backends.base import Provision, VersionLag
 from kplane.controlplane_operator.class_policy import class_in_force
-from kplane.controlplane_operator.component_names import apiserver_name
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.gateway import asked_policy, wants_host_name
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.workloads import ComponentState, Phase, Resources, Runtime, RuntimeFailure

@@ -10,23 +10,23 @@ from functools import partial
 
 from kplane.api import AuthModel, AuthSpec, ControlPlane, ControlPlaneMode, DeletionPolicy, is_true
 from kplane.api.conditions import HIBERNATED
+from kplane.api.reasons import Reason
+from kplane.components.api_server import API_SERVER
+from kplane.components.egress_proxy import PROXY_PROCESS, ProxyProgram
+from kplane.components.etcd import EtcdAccess
+from kplane.components.names import template_name
 from kplane.controlplane_operator.backends.api_server_runner import ApiServerRunner, Ground
-from kplane.controlplane_operator.backends.apiserver import API_SERVER
 from kplane.controlplane_operator.backends.base import AccountUid, Provision, data_errors, runtime_errors, start_errors
 from kplane.controlplane_operator.backends.class_settings import takes_our_tokens
-from kplane.controlplane_operator.backends.etcd import EtcdAccess
 from kplane.controlplane_operator.backends.lost_data import data_lost
 from kplane.controlplane_operator.backends.prefix_claims import PrefixClaims, etcd_user, owner_of, prefix_of, whose
-from kplane.controlplane_operator.backends.proxy import PROXY_PROCESS, ProxyProgram
 from kplane.controlplane_operator.backends.restore import Restorer
 from kplane.controlplane_operator.backends.served_data import given_up, served_data
 from kplane.controlplane_operator.backends.templates import Templates
 from kplane.controlplane_operator.backends.versions import ApiServerPlan, ApiServerPlanner
-from kplane.controlplane_operator.component_names import template_name
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.credentials.store import TenantKeys
 from kplane.controlplane_operator.errors import KeyspaceError, PrefixLost, PrefixNotOwned, ValueNotRead
-from kplane.controlplane_operator.pki.store import TenantKeys
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.access_control import AccessControl
 from kplane.controlplane_operator.shared_etcd.alarms import SpaceAlarms

@@ -17,11 +17,12 @@ from kplane.controlplane_operator.backup.storage import ENCRYPTED, PLAIN, Bucket
 from kplane.controlplane_operator.errors import BackupFailed, OperatorError
 from kplane.data import Client as Etcd
 from kplane.data import Credentials, DataError
+from kplane.pki.errors import PkiError
 from kplane.provider import Client, ClusterConfig, ProviderError
 
 __all__ = ["main"]
 
-_EXPECTED: Final = (OperatorError, DataError, ProviderError, OSError)
+_EXPECTED: Final = (OperatorError, DataError, PkiError, ProviderError, OSError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

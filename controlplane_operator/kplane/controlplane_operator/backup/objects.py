@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from kplane.api import DeletionPolicy
 from kplane.api.names import CONTROL_PLANE_LABEL, IMPORTED_FROM_ANNOTATION
-from kplane.controlplane_operator.errors import CredentialsInvalid
+from kplane.controlplane_operator.credentials.key_records import KeyRecord
+from kplane.controlplane_operator.credentials.store import AUTHORITIES_SECRET
 from kplane.controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
     CONTROL_PLANE_ENDPOINTS,
@@ -15,10 +16,10 @@ from kplane.controlplane_operator.kinds import (
     CONTROL_PLANE_SNAPSHOTS,
     CONTROL_PLANES,
 )
-from kplane.controlplane_operator.pki.key_records import KeyRecord, fingerprints_of
-from kplane.controlplane_operator.pki.secrets import data_of
-from kplane.controlplane_operator.pki.store import AUTHORITIES_SECRET
 from kplane.controlplane_operator.watch.cache import Object
+from kplane.pki.entries import data_of
+from kplane.pki.errors import CredentialsInvalid
+from kplane.pki.fingerprints import fingerprints_of
 from kplane.provider import Client, NotFound
 from kplane.provider.client.resources import NAMESPACES, SECRETS
 

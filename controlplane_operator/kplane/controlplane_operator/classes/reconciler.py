@@ -8,11 +8,11 @@ from typing import Final
 from pydantic import ValidationError
 
 from kplane.api import ControlPlaneClass
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.class_policy import invalid_class
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.failures import Failures
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.schedule import Schedule
 from kplane.controlplane_operator.status.conditions import with_condition, with_supported
 from kplane.controlplane_operator.status.errors import ConditionError

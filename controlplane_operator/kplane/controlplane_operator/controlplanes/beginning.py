@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from kplane.api import Condition, ControlPlane
 from kplane.api.conditions import MANAGED
 from kplane.api.names import ADOPT_ANNOTATION, CLAIMED_ADDRESS_ANNOTATION, CONTROL_PLANE_LABEL, label_value
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.controlplanes.retained_data import RetainedDataRecord
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.watch.addresses import owner_uids
 from kplane.controlplane_operator.watch.cache import Object

@@ -12,10 +12,10 @@ from kplane.api import (
 )
 from kplane.api.addresses import normalized_address
 from kplane.api.names import ADOPT_ANNOTATION, management_namespace
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.controlplanes.beginning import is_recorded
 from kplane.controlplane_operator.controlplanes.retained_data import RetainedDataRecord
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import as_recorded
 from kplane.controlplane_operator.watch.addresses import (

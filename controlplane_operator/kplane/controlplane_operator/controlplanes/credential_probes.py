@@ -20,13 +20,13 @@ from kplane.api.names import PAUSED_ANNOTATION
 from kplane.controlplane_operator.class_policy import class_in_force
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.hibernation.host_name_use import HostNameUse, UseUnknown, is_counted
-from kplane.controlplane_operator.pki.issuing import Identity
 from kplane.controlplane_operator.registrations.heartbeats import InstanceHeartbeats
 from kplane.controlplane_operator.status.partial import as_recorded
 from kplane.controlplane_operator.tenant.bootstrap import CONTROLLERS_ROLE, Binding
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.watch.cache import Key, Object
 from kplane.controlplane_operator.watch.event_routing import is_hibernated
+from kplane.pki.issuing import Identity
 from kplane.provider import Client, ClusterConfig, NotFound, ProviderError, Result
 from kplane.provider.client.connections import Connections
 from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES

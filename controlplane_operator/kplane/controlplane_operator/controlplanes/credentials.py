@@ -16,26 +16,13 @@ from kplane.api.names import (
     kubeconfig_secret_name,
     management_namespace,
 )
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.class_policy import class_in_force
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.credential_probes import CredentialProbes, ProbedCredentials
 from kplane.controlplane_operator.errors import BootstrapFailed, RoleMissing
 from kplane.controlplane_operator.hibernation.host_name_use import is_counted
-from kplane.controlplane_operator.pki.issuing import (
-    Identity,
-    expires_at,
-    issue_certificate,
-    issue_token,
-    issued_under,
-    of_certificate,
-    reusable,
-    sign_token,
-    until_renewal,
-)
-from kplane.controlplane_operator.pki.kubeconfig import config_of
-from kplane.controlplane_operator.pki.primitives import user_of
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
 from kplane.controlplane_operator.tenant.admission import lease_guards, tenant_failure
 from kplane.controlplane_operator.tenant.bootstrap import (
@@ -51,9 +38,22 @@ from kplane.controlplane_operator.tenant.bootstrap import (
 from kplane.controlplane_operator.tenant.client import reported_version, tenant_client
 from kplane.controlplane_operator.tenant.flow_schemas import apply_flow_schemas
 from kplane.controlplane_operator.tenant.identity import read_cluster_uid
+from kplane.controlplane_operator.tenant.tokens import issue_token
 from kplane.controlplane_operator.watch.backoff import jittered
 from kplane.controlplane_operator.watch.cache import Key
 from kplane.controlplane_operator.watch.event_routing import refused_since
+from kplane.pki.issuing import (
+    Identity,
+    expires_at,
+    issue_certificate,
+    issued_under,
+    of_certificate,
+    reusable,
+    sign_token,
+    until_renewal,
+)
+from kplane.pki.kubeconfig import config_of
+from kplane.pki.primitives import user_of
 from kplane.provider import Client, ClusterConfig, NotFound, ProviderError
 from kplane.provider.client.admission import Guard
 from kplane.provider.client.resources import SERVICE_ACCOUNTS

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from kplane.api import DELETING, ControlPlane, ControlPlaneClass, ControlPlanePhase, DeletionPolicy, find_condition
 from kplane.api.names import FINALIZER, controllers_secret_name, kubeconfig_secret_name, management_namespace
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backends.base import Provisioner, runtime_errors
 from kplane.controlplane_operator.class_policy import is_decided, is_unclear, policy_of
 from kplane.controlplane_operator.context import OperatorContext
@@ -20,11 +21,10 @@ from kplane.controlplane_operator.controlplanes.first_tries import FirstTries
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
 from kplane.controlplane_operator.controlplanes.retained_data import is_managed
 from kplane.controlplane_operator.controlplanes.served_revisions import ServedRevisions
+from kplane.controlplane_operator.credentials.secrets import delete_secret, make_secret_last
+from kplane.controlplane_operator.credentials.store import TenantKeys
 from kplane.controlplane_operator.finalizers import remove_finalizer
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
-from kplane.controlplane_operator.pki.secrets import delete_secret, make_secret_last
-from kplane.controlplane_operator.pki.store import TenantKeys
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.consumers import instances_of, registrations_of
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms
 from kplane.controlplane_operator.registrations.service_claims import default_services

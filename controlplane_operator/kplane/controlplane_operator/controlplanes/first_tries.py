@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kplane.api import Condition
-from kplane.controlplane_operator.reasons import Reason
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 
 __all__ = ["FirstTries"]

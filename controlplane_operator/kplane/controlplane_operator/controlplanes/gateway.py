@@ -28,20 +28,20 @@ from kplane.api.names import (
     WRITES_HELD_UNTIL_ANNOTATION,
     gateway_secret_name,
 )
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.backends.class_settings import api_server_settings
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.credentials.secrets import delete_secret, write_secret
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.gateway import Gateway, asked_policy, endpoint_style, host_name
-from kplane.controlplane_operator.pki.authorities import FRONT_PROXY_USER
-from kplane.controlplane_operator.pki.entries import entries, find_pair, kept
-from kplane.controlplane_operator.pki.primitives import issue_client
-from kplane.controlplane_operator.pki.secrets import data_of, delete_secret, write_secret
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import as_recorded
 from kplane.controlplane_operator.tenant.bootstrap import JOIN_ADDON
 from kplane.controlplane_operator.watch.cache import Object
+from kplane.pki.authorities import FRONT_PROXY_USER
+from kplane.pki.entries import data_of, entries, find_pair, kept
+from kplane.pki.primitives import issue_client
 
 __all__ = [
     "at_gateway",

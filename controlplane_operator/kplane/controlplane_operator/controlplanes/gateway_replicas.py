@@ -20,9 +20,9 @@ from kplane.api.names import (
     SERVED_ANNOTATION,
     gateway_secret_name,
 )
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.gateway import Gateway
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider.client.resources import LEASES

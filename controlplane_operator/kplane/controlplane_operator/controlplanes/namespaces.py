@@ -22,6 +22,7 @@ from kplane.api.names import (
     label_value,
     management_namespace,
 )
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.beginning import is_owned, record_of
 from kplane.controlplane_operator.controlplanes.retained_data import (
@@ -32,15 +33,14 @@ from kplane.controlplane_operator.controlplanes.retained_data import (
     owned_metadata,
     retained_metadata,
 )
+from kplane.controlplane_operator.credentials.key_records import KeyRecord
+from kplane.controlplane_operator.credentials.saved import SavedKeys, token_of
+from kplane.controlplane_operator.credentials.store import TenantKeys
 from kplane.controlplane_operator.kinds import owner_reference
-from kplane.controlplane_operator.pki.key_records import KeyRecord
-from kplane.controlplane_operator.pki.saved import SavedKeys, token_of
-from kplane.controlplane_operator.pki.secrets import data_of
-from kplane.controlplane_operator.pki.store import TenantKeys
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.leaving import describe_leaving
 from kplane.controlplane_operator.watch.cache import Object
+from kplane.pki.entries import data_of
 from kplane.provider import AlreadyExists, NotFound
 from kplane.provider.client.resources import NAMESPACES
 

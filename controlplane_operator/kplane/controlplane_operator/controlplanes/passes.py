@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kplane.api import ControlPlane, Home
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backends.base import Provision, Provisioner
 from kplane.controlplane_operator.class_policy import ClassInForce
 from kplane.controlplane_operator.controlplanes.credentials import Credentials
 from kplane.controlplane_operator.hibernation.decision import Decision
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.provider import Result
 

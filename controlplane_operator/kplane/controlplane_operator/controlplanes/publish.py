@@ -14,19 +14,19 @@ from kplane.api.names import (
     kubeconfig_secret_name,
     management_namespace,
 )
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.credentials import Credentials
 from kplane.controlplane_operator.controlplanes.rotator import rotation_status
+from kplane.controlplane_operator.credentials.secrets import write_secret
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANE_REGISTRATIONS, owner_reference
-from kplane.controlplane_operator.pki.issuing import Identity
-from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
-from kplane.controlplane_operator.pki.secrets import write_secret
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.service_claims import default_services
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import PartialEndpoint
+from kplane.pki.issuing import Identity
+from kplane.pki.kubeconfig import render_kubeconfig
 from kplane.provider import AlreadyExists, Resource
 
 __all__ = ["ensure_default_registration", "ensure_endpoint", "published_fields", "write_secrets"]

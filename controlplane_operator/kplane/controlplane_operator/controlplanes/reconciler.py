@@ -25,6 +25,7 @@ from kplane.api import (
 )
 from kplane.api.conditions import PAUSED
 from kplane.api.names import FINALIZER, management_namespace
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backends.base import Provision, Provisioner
 from kplane.controlplane_operator.backends.class_settings import service_cidr_of
 from kplane.controlplane_operator.backends.cluster_claims import ClusterClaims
@@ -78,7 +79,6 @@ from kplane.controlplane_operator.hibernation.host_name_use import HostNameUse
 from kplane.controlplane_operator.hibernation.outcome import Outcome, begun
 from kplane.controlplane_operator.hibernation.room import Room
 from kplane.controlplane_operator.hibernation.sleeper import Sleeper
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
 from kplane.controlplane_operator.status.conditions import (
     is_paused,

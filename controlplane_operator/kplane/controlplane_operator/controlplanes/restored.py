@@ -15,8 +15,8 @@ from kplane.api import (
     RestoreStatus,
     SnapshotPhase,
 )
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.controlplanes.served_revisions import UNKNOWN_REVISIONS
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import as_recorded
 from kplane.controlplane_operator.watch.stores import Stores

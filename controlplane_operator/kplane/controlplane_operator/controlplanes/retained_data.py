@@ -29,7 +29,7 @@ from kplane.api.names import (
     SERVICE_CIDR_ANNOTATION,
     UID_ANNOTATION,
 )
-from kplane.controlplane_operator.reasons import Reason
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.cache import Object
 

@@ -10,10 +10,10 @@ from kplane.api import MAX_ROTATION_VALUE, ControlPlane, RotationPhase, Rotation
 from kplane.api.names import FINISH_ROTATION_ANNOTATION, ROTATE_ANNOTATION, kubeconfig_secret_name, management_namespace
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.pki.authorities import TenantAuthorities
-from kplane.controlplane_operator.pki.issuing import expires_at
-from kplane.controlplane_operator.pki.rotation import Rotation, RotationWish, next_rotation
-from kplane.controlplane_operator.pki.store import TenantKeys
+from kplane.controlplane_operator.credentials.store import TenantKeys
+from kplane.pki.authorities import TenantAuthorities
+from kplane.pki.issuing import expires_at
+from kplane.pki.rotation import Rotation, RotationWish, next_rotation
 from kplane.provider import Result
 
 __all__ = ["Rotator", "refused_rotation", "rotation_status"]

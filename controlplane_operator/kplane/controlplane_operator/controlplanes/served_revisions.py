@@ -11,9 +11,9 @@ from typing import Final
 
 from kplane.api import ControlPlane, SnapshotPhase
 from kplane.api.names import IMPORTED_FROM_ANNOTATION
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backends.base import Movable, data_errors
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import PartialSnapshot, as_recorded
 

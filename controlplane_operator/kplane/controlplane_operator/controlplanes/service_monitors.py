@@ -14,14 +14,14 @@ from urllib.parse import urlsplit
 
 from kplane.api import ControlPlane
 from kplane.api.names import management_namespace
+from kplane.components.names import apiserver_name
 from kplane.controlplane_operator.backends.base import Provision
-from kplane.controlplane_operator.component_names import apiserver_name
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.pki.authorities import TenantAuthorities
-from kplane.controlplane_operator.pki.entries import entries, find_pair, kept
-from kplane.controlplane_operator.pki.primitives import KeyPair, issue_client
-from kplane.controlplane_operator.pki.secrets import delete_secret, write_secret
+from kplane.controlplane_operator.credentials.secrets import delete_secret, write_secret
 from kplane.controlplane_operator.watch.cache import Object
+from kplane.pki.authorities import TenantAuthorities
+from kplane.pki.entries import entries, find_pair, kept
+from kplane.pki.primitives import KeyPair, issue_client
 from kplane.provider import ApiError, NotFound, Resource
 from kplane.workloads.pods.objects import COMPONENT_LABEL
 

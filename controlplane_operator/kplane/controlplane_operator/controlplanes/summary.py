@@ -7,16 +7,16 @@ from datetime import UTC, datetime
 from kplane.api import ControlPlaneMode, ControlPlanePhase, ControlPlaneStatus, StorageStatus
 from kplane.api.conditions import SYNCED
 from kplane.api.names import management_namespace
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backends.versions import not_held_to, with_up_to_date
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.passes import Pass
 from kplane.controlplane_operator.controlplanes.rotator import refused_rotation
+from kplane.controlplane_operator.credentials.key_records import settled_fingerprints
 from kplane.controlplane_operator.hibernation.decision import is_migrating, start_of
 from kplane.controlplane_operator.hibernation.outcome import Outcome, ended
 from kplane.controlplane_operator.hibernation.requests import Requests
 from kplane.controlplane_operator.hibernation.sleeper import Sleeper
-from kplane.controlplane_operator.pki.key_records import settled_fingerprints
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.shared_etcd.quota import recorded, with_storage
 from kplane.controlplane_operator.status.conditions import with_condition, with_lease_guards, with_supported
 from kplane.controlplane_operator.tenant.admission import refused_deletion

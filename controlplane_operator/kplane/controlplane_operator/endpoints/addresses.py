@@ -16,8 +16,8 @@ from kplane.api import (
     EndpointAddress,
     EndpointType,
 )
+from kplane.api.reasons import Reason
 from kplane.api.references import HttpsUrl
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 
 __all__ = ["Addresses", "addresses_of", "tenant_url", "written_urls"]

@@ -6,11 +6,12 @@ from urllib.parse import urlsplit
 
 from kplane.api import ControlPlaneEndpoint
 from kplane.api.names import ALLOW_ENDPOINT_LABEL, CONTROL_PLANE_LABEL, KUBECONFIG_KEY
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.pki.secrets import data_of, read_secret
-from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.credentials.secrets import read_secret
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.cache import Object
+from kplane.pki.entries import data_of
 from kplane.provider import ClusterConfig
 from kplane.provider.errors import KubeconfigError
 

@@ -11,12 +11,11 @@ from typing import Final
 from kplane.api import READY, ConditionStatus, ControlPlane, ControlPlaneEndpoint, find_condition
 from kplane.api.conditions import REACHABLE
 from kplane.api.names import CA_KEY, kubeconfig_secret_name, management_namespace
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.endpoints.addresses import addresses_of, written_urls
 from kplane.controlplane_operator.endpoints.credentials import EndpointCredentials, check_trust
 from kplane.controlplane_operator.failures import Failures
-from kplane.controlplane_operator.pki.secrets import data_of
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import PartialEndpoint, as_recorded
@@ -24,6 +23,7 @@ from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.watch.backoff import KeyedBackoff, jittered
 from kplane.controlplane_operator.watch.cache import Key, Object
 from kplane.controlplane_operator.watch.event_routing import is_hibernated
+from kplane.pki.entries import data_of
 from kplane.provider import ApiError, ClusterConfig, Result, Unreachable
 from kplane.provider.client.connections import Connections
 from kplane.provider.errors import Forbidden, KubeconfigError, Unauthorized

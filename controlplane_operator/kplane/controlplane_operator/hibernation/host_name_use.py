@@ -18,10 +18,10 @@ from kplane.controlplane_operator.gateway import Gateway, host_name
 from kplane.controlplane_operator.hibernation.decision import start_of
 from kplane.controlplane_operator.hibernation.requests import Requests
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.controlplane_operator.pki.kubeconfig import config_of
 from kplane.controlplane_operator.status.partial import as_recorded
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.tenant.flow_schemas import PRIORITY_LEVELS, count_user_requests
+from kplane.pki.kubeconfig import config_of
 from kplane.provider import ClusterConfig, Invalid, NotFound, ProviderError
 
 __all__ = ["IN_USE_AFTER_REQUEST", "HostNameUse", "UseUnknown", "is_counted"]

@@ -18,8 +18,8 @@ from kplane.api import (
 )
 from kplane.api.conditions import HIBERNATED
 from kplane.api.names import SLEEP_REQUESTED_ANNOTATION, WAKE_REQUESTED_ANNOTATION
+from kplane.api.reasons import FALLS_ASLEEP, Reason
 from kplane.controlplane_operator.hibernation.decision import Decision
-from kplane.controlplane_operator.reasons import FALLS_ASLEEP, Reason
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.errors import ConditionError
 

@@ -14,12 +14,12 @@ from typing import Final
 from kplane.api import ControlPlane, ControlPlaneClass, HibernationReason, StartPolicy, find_condition, is_true
 from kplane.api.compute_resources import quantity
 from kplane.api.conditions import HIBERNATED
+from kplane.api.reasons import FALLS_ASLEEP, Reason
 from kplane.controlplane_operator.backends.versions import resources_of
 from kplane.controlplane_operator.class_policy import class_in_force
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.hibernation.decision import Decision, is_rotated, last_activity, new_sleep, start_of
 from kplane.controlplane_operator.hibernation.requests import Requests
-from kplane.controlplane_operator.reasons import FALLS_ASLEEP, Reason
 from kplane.controlplane_operator.status.conditions import is_paused
 from kplane.controlplane_operator.status.partial import as_recorded
 from kplane.controlplane_operator.watch.cache import Object

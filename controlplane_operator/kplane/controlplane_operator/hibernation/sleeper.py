@@ -11,6 +11,7 @@ from typing import Final
 from kplane.api import READY, ControlPlane, ControlPlaneClass, HibernationReason, find_condition, is_true
 from kplane.api.conditions import HIBERNATED
 from kplane.api.names import controllers_secret_name, management_namespace
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backends.base import Hibernating, Provision
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import KeyspaceError
@@ -24,10 +25,9 @@ from kplane.controlplane_operator.hibernation.host_name_use import (
 )
 from kplane.controlplane_operator.hibernation.inside import Inside, look_inside
 from kplane.controlplane_operator.hibernation.room import Room
-from kplane.controlplane_operator.pki.kubeconfig import config_of
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.consumers import instances_of, registrations_of
 from kplane.controlplane_operator.tenant.client import tenant_client
+from kplane.pki.kubeconfig import config_of
 from kplane.provider import ProviderError
 from kplane.provider.aio.backoff import Backoff
 

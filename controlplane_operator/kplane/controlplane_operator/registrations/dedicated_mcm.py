@@ -16,15 +16,15 @@ from typing import Final
 from kplane.api import ConditionStatus, ControlPlane, RegistrationMode, find_condition
 from kplane.api.conditions import DEDICATED_READY
 from kplane.api.names import management_namespace
+from kplane.api.reasons import Reason
+from kplane.components.mcm import MCM_PORTS, McmProgram, mcm_component
+from kplane.components.names import MCM_PREFIX, apiserver_name, mark_of, mcm_mark, mcm_name, place
 from kplane.controlplane_operator.backends.class_settings import scheduling_of
-from kplane.controlplane_operator.backends.mcm import MCM_PORTS, McmProgram, mcm_component
 from kplane.controlplane_operator.backends.trial import SchedulingTrial, try_scheduling
 from kplane.controlplane_operator.class_policy import class_in_force
-from kplane.controlplane_operator.component_names import MCM_PREFIX, apiserver_name, mark_of, mcm_mark, mcm_name, place
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import BootstrapFailed
 from kplane.controlplane_operator.grants import Account
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.status.conditions import is_paused
 from kplane.controlplane_operator.status.errors import management_refusal

@@ -14,14 +14,14 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from kplane.api import ControlPlane, ControlPlaneRegistration, SecretReference
-from kplane.controlplane_operator.pki.kubeconfig import config_of
-from kplane.controlplane_operator.reasons import Reason
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.registrations.resolution import Resolution
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import PartialRegistration
 from kplane.controlplane_operator.watch.cache import Change
 from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.pki.kubeconfig import config_of
 
 __all__ = ["EndpointSwitch"]
 

@@ -17,14 +17,14 @@ from kplane.api import (
     SecretReference,
 )
 from kplane.api.names import ALLOW_REGISTRATION_LABEL, FINALIZER
+from kplane.api.reasons import Reason
+from kplane.components.names import mark_of, mcm_mark, mcm_name, place
 from kplane.controlplane_operator.class_policy import class_in_force
-from kplane.controlplane_operator.component_names import mark_of, mcm_mark, mcm_name, place
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.credentials.secrets import find_secret
 from kplane.controlplane_operator.failures import Failures
 from kplane.controlplane_operator.finalizers import add_finalizer, remove_finalizer
 from kplane.controlplane_operator.grants import Account
-from kplane.controlplane_operator.pki.secrets import find_secret
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms, account_of, eldest_of
 from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
 from kplane.controlplane_operator.registrations.resolution import (

@@ -22,8 +22,8 @@ from kplane.api.names import (
     kubeconfig_secret_name,
     management_namespace,
 )
+from kplane.api.reasons import EXPECTED, Reason
 from kplane.controlplane_operator.endpoints.addresses import addresses_of
-from kplane.controlplane_operator.reasons import EXPECTED, Reason
 from kplane.controlplane_operator.status.conditions import is_paused
 from kplane.controlplane_operator.status.errors import ConditionError
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Final, Self
 
 from kplane.controlplane_operator.errors import KeyspaceError
-from kplane.controlplane_operator.pki.primitives import KeyPair
 from kplane.controlplane_operator.shared_etcd.keyspace import Keyspace
 from kplane.controlplane_operator.shared_etcd.versions import version_problem
+from kplane.pki.primitives import KeyPair
 
 __all__ = ["SharedEtcd"]
 

@@ -6,9 +6,9 @@ import datetime as dt
 from collections.abc import Mapping
 from typing import Final
 
-from kplane.controlplane_operator.errors import CredentialsInvalid
-from kplane.controlplane_operator.pki.entries import entries, kept, read_pair
-from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
+from kplane.pki.entries import entries, kept, read_pair
+from kplane.pki.errors import CredentialsInvalid
+from kplane.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
 
 __all__ = ["authority_of", "create_credentials", "renew_credentials", "renew_server", "server_hosts"]
 

@@ -10,10 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NoReturn
 
-from kplane.controlplane_operator.errors import CredentialsInvalid, OperatorError
+from kplane.controlplane_operator.errors import OperatorError
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.controlplane_operator.pki.primitives import renewal_due
-from kplane.controlplane_operator.pki.secrets import data_of
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.certificates import (
     authority_of,
@@ -25,6 +23,9 @@ from kplane.controlplane_operator.shared_etcd.certificates import (
 from kplane.controlplane_operator.shared_etcd.files import write_credentials
 from kplane.controlplane_operator.watch.backoff import jittered, retry_backoff
 from kplane.controlplane_operator.watch.cache import Object
+from kplane.pki.entries import data_of
+from kplane.pki.errors import CredentialsInvalid, PkiError
+from kplane.pki.primitives import renewal_due
 from kplane.provider import Client, Conflict, NotFound, ProviderError
 from kplane.provider.client.resources import SECRETS
 
@@ -86,7 +87,7 @@ class CredentialsKeeper:
             except Conflict as error:
                 pause = self._backoff.next_delay()
                 _log.info("another operator was quicker, looking again in %.1f s: %s", pause, error)
-            except (ProviderError, OperatorError, OSError) as error:
+            except (ProviderError, OperatorError, PkiError, OSError) as error:
                 pause = self._backoff.next_delay()
                 self._etcd.lacks(str(error))
                 _log.warning("the shared etcd's credentials cannot be kept, again in %.1f s: %s", pause, error)

@@ -115,15 +115,8 @@ class Keyspace:
 
     async def ensure_authentication(self) -> bool:
         """Turn access control on: from then on every user has its own rights only. Tell whether it was off."""
-        access = self._client.access
         with _told():
-            if (await access.status()).enabled:
-                return False
-            await _unless(AlreadyExists, access.add_user(_ROOT))
-            await _unless(AlreadyExists, access.add_role(_ROOT))
-            await access.grant_role(_ROOT, _ROOT)
-            await access.enable()
-            return True
+            return await self._client.access.ensure_enabled()
 
     async def access_revision(self) -> int:
         """Return a number that is another one after each change of users and roles."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from kplane.api import Condition, ControlPlane, StorageStatus
 from kplane.api.conditions import STORAGE_SUFFICIENT
-from kplane.controlplane_operator.reasons import Reason
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.data import Usage
 

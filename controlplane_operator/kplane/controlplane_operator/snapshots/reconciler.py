@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from kplane.api import ControlPlane, ControlPlaneSnapshot, ControlPlaneSnapshotStatus, DeletionPolicy, SnapshotPhase
 from kplane.api.names import FINALIZER
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import BackupFailed, OperatorError
 from kplane.controlplane_operator.failures import Failures
 from kplane.controlplane_operator.finalizers import add_finalizer, remove_finalizer
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.snapshots.catalog import ArchiveName, CatalogEntry
 from kplane.controlplane_operator.snapshots.jobs import SnapshotJobs
 from kplane.controlplane_operator.snapshots.locations import file_name, imported_from, location_of
@@ -27,6 +27,7 @@ from kplane.controlplane_operator.tenant.identity import read_cluster_uid
 from kplane.controlplane_operator.watch.backoff import KeyedBackoff, jittered
 from kplane.controlplane_operator.watch.cache import Key, Object
 from kplane.data import DataError
+from kplane.pki.errors import PkiError
 from kplane.provider import ProviderError, Result
 from kplane.provider.logs import log_fields
 from kplane.workloads import WorkloadsError
@@ -35,7 +36,7 @@ __all__ = ["ControlPlaneSnapshotReconciler"]
 
 _log: Final = logging.getLogger(__name__)
 
-_EXPECTED: Final = (OperatorError, DataError, ProviderError, WorkloadsError, OSError, TimeoutError)
+_EXPECTED: Final = (OperatorError, DataError, PkiError, ProviderError, WorkloadsError, OSError, TimeoutError)
 _TURN_SECONDS: Final = 3.0
 _RESTORED_SECONDS: Final = 10.0
 _FIRST_RETRY_SECONDS: Final = 10.0

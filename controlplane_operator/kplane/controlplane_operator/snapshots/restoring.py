@@ -13,13 +13,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from typing import Any, Final, NoReturn
 
 from kplane.api import ControlPlane, ControlPlaneMode, RestoreStatus, SourceSpec
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backup.archive import identities
 from kplane.controlplane_operator.class_policy import class_in_force
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.credentials.store import TenantKeys
 from kplane.controlplane_operator.errors import BackupFailed, OperatorError
-from kplane.controlplane_operator.pki.secrets import data_of
-from kplane.controlplane_operator.pki.store import TenantKeys
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.snapshots.jobs import SnapshotJobs
 from kplane.controlplane_operator.snapshots.origins import LivingOrigin, Origin, SavedOrigin
 from kplane.controlplane_operator.snapshots.source import Sources
@@ -46,6 +45,8 @@ from kplane.data import (
     raise_revision,
     write_copy,
 )
+from kplane.pki.entries import data_of
+from kplane.pki.errors import PkiError
 from kplane.provider import NotFound, ProviderError
 from kplane.provider.client.resources import SECRETS
 
@@ -53,7 +54,7 @@ __all__ = ["SnapshotRestorer"]
 
 _log: Final = logging.getLogger(__name__)
 
-_EXPECTED: Final = (OperatorError, DataError, ProviderError, OSError, TimeoutError)
+_EXPECTED: Final = (OperatorError, DataError, PkiError, ProviderError, OSError, TimeoutError)
 _CALL_SECONDS: Final = 30.0
 _IDENTITY: Final = "identity"
 _ENCRYPTED: Final = (

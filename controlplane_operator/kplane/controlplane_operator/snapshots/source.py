@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kplane.api import ControlPlane, ControlPlaneMode
-from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, client_url
-from kplane.controlplane_operator.component_names import MOST_ETCD_MEMBERS, etcd_name
+from kplane.components.etcd import ETCD_PORTS, client_url
+from kplane.components.names import MOST_ETCD_MEMBERS, etcd_name
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.credentials.store import TenantKeys
 from kplane.controlplane_operator.errors import BackupFailed
-from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
 from kplane.data import Client, Credentials, HeldCredentials, identity_of, owner_of

@@ -14,7 +14,7 @@ from kplane.api import (
 )
 from kplane.api.conditions import LEASES_UNGUARDED, PAUSED
 from kplane.api.names import PAUSED_ANNOTATION
-from kplane.controlplane_operator.reasons import Reason
+from kplane.api.reasons import Reason
 from kplane.provider.client.admission import Guard, name_guards
 
 __all__ = [

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from kplane.api.names import DELETE_ADMISSION_ANNOTATION
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.errors import OperatorError
-from kplane.controlplane_operator.reasons import Reason
 from kplane.provider import ApiError, ProviderError, Unreachable
 from kplane.provider.client.admission import Guard, name_guards, refusing_guard
 from kplane.provider.errors import Forbidden, Unauthorized

@@ -32,8 +32,8 @@ from kplane.api import (
     is_true,
 )
 from kplane.api.conditions import MANAGED
+from kplane.api.reasons import Reason
 from kplane.api.resource import ApiModel
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.controlplane_operator.watch.stores import Stores

@@ -33,8 +33,8 @@ from kplane.api.conditions import (
     SYNCED,
     UP_TO_DATE,
 )
+from kplane.api.reasons import EXPECTED, Reason
 from kplane.api.resource import ApiModel
-from kplane.controlplane_operator.reasons import EXPECTED, Reason
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.ownership import ForeignParts, foreign_parts

@@ -9,9 +9,10 @@ from typing import Any, Final
 
 from kplane.controlplane_operator.errors import BootstrapFailed
 from kplane.controlplane_operator.tenant.bootstrap import TENANT_NAMESPACE
+from kplane.pki.issuing import Identity, of_token
 from kplane.provider import Client
 
-__all__ = ["Token", "request_token"]
+__all__ = ["Token", "issue_token", "request_token"]
 
 _TOKEN: Final = re.compile(r"[-._~+/=0-9A-Za-z]{1,16384}")
 """A bearer token by RFC 6750, of a length that headers have."""
@@ -47,3 +48,18 @@ async def request_token(
     except (KeyError, TypeError, ValueError):
         pass
     raise BootstrapFailed(f"the API server gave no token for ServiceAccount {service_account}")
+
+
+async def issue_token(client: Client, *, service_account: str, lifetime: dt.timedelta) -> Identity:
+    """Ask the control plane for a token of one of our ServiceAccounts; the life that it grants counts.
+
+    Raises BootstrapFailed where the token has ended already by our clock: to renew it would never end.
+    """
+    asked = dt.datetime.now(dt.UTC)
+    token = await request_token(client, service_account=service_account, lifetime=lifetime)
+    if token.expires_at <= asked:
+        raise BootstrapFailed(
+            f"the API server gave a token that ended at {token.expires_at.isoformat()}, and here it is"
+            f" {asked.isoformat(timespec='seconds')}; set the clocks of both machines right"
+        )
+    return of_token(token.value, asked_at=asked, expires_at=token.expires_at, lifetime=lifetime)

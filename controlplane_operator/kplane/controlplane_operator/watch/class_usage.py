@@ -7,7 +7,7 @@ from typing import Final
 
 from kplane.api import READY, AuthModel, ControlPlaneClass, ControlPlaneMode
 from kplane.api.conditions import HIBERNATED
-from kplane.controlplane_operator.reasons import Reason
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Change, Object
 from kplane.controlplane_operator.watch.conditions import stored_condition
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kplane.api.conditions import DEDICATED_READY, READY, RUNNING
 from kplane.api.names import LAST_USED_ANNOTATION, PAUSED_ANNOTATION
-from kplane.controlplane_operator.component_names import mark_of, place
+from kplane.components.names import mark_of, place
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.watch.addresses import held_addresses
 from kplane.controlplane_operator.watch.cache import Change, Key, Object, Store, key_of

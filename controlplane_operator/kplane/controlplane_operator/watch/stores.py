@@ -13,7 +13,7 @@ from kplane.api.names import (
     SCHEDULED_FOR_ANNOTATION,
     management_namespace,
 )
-from kplane.controlplane_operator.component_names import components_of, mcm_mark
+from kplane.components.names import components_of, mcm_mark
 from kplane.controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
     CONTROL_PLANE_ENDPOINTS,

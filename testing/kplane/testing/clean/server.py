@@ -21,20 +21,15 @@ from typing import Any, Final
 
 import uvloop
 
-from kplane.controlplane_operator.backends.apiserver import (
-    API_SERVER_PORTS,
-    api_server_component,
-    server_url,
-    serving_hosts,
-)
-from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
-from kplane.controlplane_operator.errors import OperatorError
-from kplane.controlplane_operator.pki.primitives import issue_client
+from kplane.components.api_server import API_SERVER_PORTS, api_server_component, server_url, serving_hosts
+from kplane.components.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
 from kplane.data import Client, DataError
 from kplane.data import Credentials as EtcdCredentials
 from kplane.embedded.components import API_SERVER, ETCD, bound
 from kplane.embedded.credentials import ADMINISTRATOR_GROUPS, Credentials, write_private
 from kplane.embedded.errors import EmbeddedError, NotReadyInTime, leaves
+from kplane.pki.errors import PkiError
+from kplane.pki.primitives import issue_client
 from kplane.testing.clean.api import Api
 from kplane.testing.clean.cleaner import Cleaner
 from kplane.workloads import Component, Phase, ProcessRuntime, WorkloadsError
@@ -59,7 +54,7 @@ def main() -> int:
     status = 0
     try:
         uvloop.run(_serve(given.directory, programs=tuple(given.programs)))
-    except* (DataError, EmbeddedError, OperatorError, OSError, WorkloadsError) as group:
+    except* (DataError, EmbeddedError, OSError, PkiError, WorkloadsError) as group:
         for error in leaves(group):
             _log.critical("%s", error)
         status = 1

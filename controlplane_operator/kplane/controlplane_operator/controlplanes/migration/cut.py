@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 from typing import Final
 
 from kplane.api import ControlPlane, ControlPlaneClass
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backends.base import Movable, Provision, data_errors
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.gateway import at_gateway, write_gateway_secret
 from kplane.controlplane_operator.controlplanes.gateway_replicas import Replica
 from kplane.controlplane_operator.controlplanes.migration.hold import Holds
 from kplane.controlplane_operator.controlplanes.migration.in_flight import describe_waits
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.data.follow import Comparison, Follower
 from kplane.provider import ProviderError

@@ -24,6 +24,7 @@ from kplane.api import (
     MigrationStep,
 )
 from kplane.api.clocks import is_future
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backends.base import Movable, Provision, data_errors
 from kplane.controlplane_operator.class_policy import wanted_home
 from kplane.controlplane_operator.context import OperatorContext
@@ -32,8 +33,7 @@ from kplane.controlplane_operator.controlplanes.migration.following import Copie
 from kplane.controlplane_operator.controlplanes.migration.plan import REVISIONS_BETWEEN, Planner
 from kplane.controlplane_operator.controlplanes.migration.report import Report, required
 from kplane.controlplane_operator.controlplanes.migration.turns import Turns
-from kplane.controlplane_operator.pki.store import TenantKeys
-from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.credentials.store import TenantKeys
 from kplane.controlplane_operator.registrations.consumers import instances_of, registrations_of
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.data import RevisionTooFar, ServedData, identify, set_identity

@@ -18,12 +18,12 @@ from kplane.api import (
     find_condition,
 )
 from kplane.api.conditions import UP_TO_DATE
+from kplane.api.reasons import Reason
+from kplane.components.etcd import DEFAULT_QUOTA_BYTES, quota_of
 from kplane.controlplane_operator.backends.base import Movable, data_errors
-from kplane.controlplane_operator.backends.etcd import DEFAULT_QUOTA_BYTES, quota_of
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.gateway import endpoint_policy
 from kplane.controlplane_operator.hibernation.decision import is_rotated
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.data import estimate
 from kplane.data.follow import Place

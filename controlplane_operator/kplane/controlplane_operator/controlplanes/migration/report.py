@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from kplane.api import ConditionStatus, ControlPlane, Home, MigrationPlan, MigrationStatus, MigrationStep
 from kplane.api.conditions import MIGRATING
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.migration.following import Copies
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.provider import Conflict

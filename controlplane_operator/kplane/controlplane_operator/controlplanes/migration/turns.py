@@ -11,8 +11,8 @@ from typing import Final
 
 from kplane.api import ControlPlane, MigrationStep
 from kplane.api.clocks import is_future
+from kplane.api.reasons import Reason
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import as_recorded
 from kplane.controlplane_operator.watch.cache import Object

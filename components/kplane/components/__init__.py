@@ -1,0 +1,1 @@
+"""Descriptions of the programs of a control plane, which `kplane.workloads` runs."""

@@ -1,0 +1,74 @@
+"""The proxy between an API server and the destinations that its class allows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kplane.api import Destination
+from kplane.egress_proxy import main
+from kplane.pki.primitives import KeyPair
+from kplane.workloads import FILES, Address, Component, File, Port, Reach, Resources, Scheduling
+
+__all__ = ["EGRESS_PORT", "EGRESS_PROXY", "PROXY_PROCESS", "ProxyProgram", "proxy_component"]
+
+EGRESS_PROXY: Final = "egress-proxy"
+"""The program's name, where it is that of an image."""
+
+EGRESS_PORT: Final = "egress"
+"""What `Runtime.reserve` is asked for."""
+_RESOURCES: Final = Resources(cpu_request="10m", memory_request="32Mi", memory_limit="128Mi")
+"""It takes 14 MiB, and with all of its 128 connections busy 100."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyProgram:
+    """How each proxy is started."""
+
+    program: str
+    args: tuple[str, ...] = ()
+
+
+PROXY_PROCESS: Final = ProxyProgram(sys.executable, ("-I", "-S", main.__file__))
+"""This interpreter, with the one file that it needs."""
+
+
+def proxy_component(
+    name: str,
+    *,
+    program: ProxyProgram,
+    address: Address,
+    destinations: Sequence[Destination],
+    server: KeyPair,
+    ca: bytes,
+    reached_by: str,
+    scheduling: Scheduling | None = None,
+) -> Component:
+    """Describe the proxy of a control plane. Equal arguments give an equal description.
+
+    The destinations are arguments: a change restarts the proxy, which ends connections to what is allowed no more.
+    """
+    port = address.ports[EGRESS_PORT]
+    listen = f"[{address.listen}]" if ":" in address.listen else address.listen
+    allowed = [f"{each.cidr}={','.join(map(str, each.ports))}" for each in destinations]
+    return Component(
+        name=name,
+        program=program.program,
+        args=(
+            *program.args,
+            f"--listen={listen}:{port}",
+            f"--certificate={FILES}/server.crt",
+            f"--key={FILES}/server.key",
+            f"--ca={FILES}/ca.crt",
+            *(f"--allow={each}" for each in allowed),
+        ),
+        files={"server.crt": File(server.certificate), "server.key": File(server.key), "ca.crt": File(ca)},
+        ports=(Port(number=port, name=EGRESS_PORT),),
+        resources=_RESOURCES,
+        scheduling=scheduling,
+        reached_by=(reached_by,),
+        reaches=tuple(Reach(port=port, network=each.cidr) for each in destinations for port in each.ports),
+        grace_seconds=5.0,
+    )

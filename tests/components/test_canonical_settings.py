@@ -1,0 +1,82 @@
+"""Settings of a class that mean the same make the same API server, so that no pod is replaced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kplane.api import ApiServerSettings, AuditPolicy, ControlPlaneClass
+from kplane.components.api_server import bootstrap_arguments
+from kplane.components.api_server_configuration import audit_configuration
+from kplane.components.canonical import canonical_flags
+from kplane.controlplane_operator.backends.class_settings import scheduling_of
+
+INFLIGHT, GOAWAY = "--max-requests-inflight=200", "--goaway-chance=0.001"
+FLAGS = st.sampled_from([INFLIGHT, "--max-requests-inflight=9", GOAWAY, "--v=2", "--v=4", "--allow-privileged"])
+
+
+def arguments(*flags: str) -> tuple[str, ...]:
+    return tuple(bootstrap_arguments(ApiServerSettings(extra_args=[*flags]), service_cidr="10.96.0.0/16"))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([INFLIGHT, GOAWAY], [GOAWAY, INFLIGHT]),
+        ([INFLIGHT], [INFLIGHT, INFLIGHT]),
+        ([INFLIGHT, GOAWAY], [INFLIGHT, GOAWAY, INFLIGHT]),
+        (["--feature-gates=A=true,B=false"], ["--feature-gates=B=false", "--feature-gates=A=true"]),
+        (["--runtime-config=api/alpha=true,v1=true"], ["--runtime-config=v1=true,api/alpha=true"]),
+        (["--api-audiences=a,b"], ["--api-audiences=b", "--api-audiences=a,b"]),
+    ],
+)
+def test_flags_that_mean_the_same_start_nothing_anew(one: list[str], other: list[str]) -> None:
+    assert arguments(*one) == arguments(*other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([INFLIGHT, "--max-requests-inflight=9"], ["--max-requests-inflight=9", INFLIGHT]),
+        (["--v=2", "--v=4", "--v=2"], ["--v=2", "--v=4"]),
+        (["--feature-gates=A=true,A=false"], ["--feature-gates=A=false,A=true"]),
+        (["--feature-gates=kube:A=true,A=false"], ["--feature-gates=A=false,kube:A=true"]),
+        (["--feature-gates=A=false", "--feature-gates= A=true"], ["--feature-gates= A=true,A=false"]),
+        (["--service-account-extend-token-expiration"], ["--service-account-extend-token-expiration=false"]),
+    ],
+)
+def test_flags_that_differ_in_meaning_stay_different(one: list[str], other: list[str]) -> None:
+    assert arguments(*one) != arguments(*other)
+
+
+@given(st.lists(FLAGS, max_size=12))
+def test_each_flag_keeps_its_last_value(flags: list[str]) -> None:
+    def last(items: Any) -> dict[str, str]:
+        return {flag.partition("=")[0]: flag for flag in items}
+
+    assert last(canonical_flags(flags)) == last(flags)
+    assert canonical_flags(canonical_flags(flags)) == canonical_flags(flags)
+
+
+def test_audit_lists_are_sets_and_rules_are_not() -> None:
+    quiet = {"level": "None", "verbs": ["get", "list"], "users": ["b", "a"], "resources": [{"group": "b"}, {}]}
+    same = {**quiet, "verbs": ["list", "get", "get"], "users": ["a", "b"], "resources": [{}, {"group": "b"}]}
+    rest = {"level": "Metadata"}
+
+    def written(*rules: dict[str, Any]) -> bytes:
+        return audit_configuration(AuditPolicy.model_validate({"rules": rules}))
+
+    assert written(quiet, rest) == written(same, rest)
+    assert written(quiet, rest) != written(rest, quiet)
+
+
+def test_order_of_tolerations_means_nothing() -> None:
+    def scheduling(*keys: str) -> Any:
+        tolerations = [{"key": key, "operator": "Exists"} for key in keys]
+        body = {"metadata": {"name": "a"}, "spec": {"pods": {"tolerations": tolerations}}}
+        return scheduling_of(ControlPlaneClass.model_validate(body))
+
+    assert scheduling("a", "b") == scheduling("b", "a", "a") != scheduling("a")
