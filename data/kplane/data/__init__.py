@@ -1,4 +1,4 @@
-"""A tenant's keys in etcd: read, write, put back to a template, compare. See README.md of this component."""
+"""A tenant's keys in etcd: read, write, reset to a template, compare. See README.md of this component."""
 
 from kplane.data.access import Access, Permission, Status
 from kplane.data.archive import Archive, Archived, ArchiveReader, Pair, archive

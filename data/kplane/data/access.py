@@ -28,7 +28,7 @@ _FROM_ETCD: Final = {number: kind for kind, number in _TO_ETCD.items()}
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """What a role allows: one key, or the keys from `key` up to and without `range_end`."""
+    """A permission of a role: for one key, or for the keys from `key` (inclusive) to `range_end` (exclusive)."""
 
     kind: Kind
     key: bytes
@@ -36,35 +36,35 @@ class Permission:
 
     @classmethod
     def everything(cls, *, kind: Kind = "readwrite") -> Self:
-        """Allow all keys."""
+        """Return a permission for all keys."""
         return cls(kind, b"\0", b"\0")
 
     @classmethod
     def below(cls, prefix: str, *, kind: Kind = "readwrite") -> Self:
-        """Allow all keys of a prefix. Raises InvalidPrefix."""
+        """Return a permission for all keys of a prefix. Raises InvalidPrefix."""
         key = prefixes.checked(prefix)
         return cls(kind, key, prefixes.range_end(key))
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Access control as it was at one time."""
+    """State of access control."""
 
     enabled: bool
     revision: int
-    """Of users, roles and permissions: each change of them has another one."""
+    """Auth revision of etcd; each change of users, roles or permissions raises it."""
 
 
 class Access:
-    """Calls about users and roles. Each raises DataError."""
+    """Calls about users and roles. Each method raises DataError."""
 
     def __init__(self, connection: Connection, *, timeout_seconds: float) -> None:
-        """Use a connection, with this deadline for each call."""
+        """Use a connection. `timeout_seconds` is the deadline of each call."""
         self._connection = connection
         self._timeout_seconds = timeout_seconds
 
     async def status(self) -> Status:
-        """Return whether access control is on, and what changes with each change of it."""
+        """Return whether access control is on, and its revision."""
         answer = await self._call(rpc.AUTH_STATUS, pb.AuthStatusRequest())
         return Status(answer.enabled, answer.authRevision)
 
@@ -73,7 +73,7 @@ class Access:
         await self._call(rpc.AUTH_ENABLE, pb.AuthEnableRequest())
 
     async def ensure_enabled(self) -> bool:
-        """Turn access control on, with the user `root` that it needs. Return whether it was off."""
+        """Turn access control on, with the user `root` that etcd requires. Return whether access control was off."""
         if (await self.status()).enabled:
             return False
         with contextlib.suppress(AlreadyExists):
@@ -85,11 +85,11 @@ class Access:
         return True
 
     async def disable(self) -> None:
-        """Turn access control off: each client certificate may do everything. Users and roles stay as they are."""
+        """Turn access control off: each client certificate may do everything. Users and roles stay unchanged."""
         await self._call(rpc.AUTH_DISABLE, pb.AuthDisableRequest())
 
     async def add_user(self, name: str) -> None:
-        """Add a user without a password: the CN of a client certificate is its name. Raises AlreadyExists."""
+        """Add a user without a password: a client certificate with that CN identifies it. Raises AlreadyExists."""
         options = pb.UserAddOptions(no_password=True)
         await self._call(rpc.USER_ADD, pb.AuthUserAddRequest(name=name, options=options))
 
@@ -109,11 +109,11 @@ class Access:
         await self._call(rpc.USER_GRANT_ROLE, pb.AuthUserGrantRoleRequest(user=user, role=role))
 
     async def revoke_role(self, user: str, role: str) -> None:
-        """Take a role from a user. Raises NotFound if the user does not exist or does not have it."""
+        """Take a role from a user. Raises NotFound if the user does not exist or does not have the role."""
         await self._call(rpc.USER_REVOKE_ROLE, pb.AuthUserRevokeRoleRequest(name=user, role=role))
 
     async def add_role(self, name: str) -> None:
-        """Add a role that allows nothing. Raises AlreadyExists."""
+        """Add a role without permissions. Raises AlreadyExists."""
         await self._call(rpc.ROLE_ADD, pb.AuthRoleAddRequest(name=name))
 
     async def delete_role(self, name: str) -> None:
@@ -121,20 +121,22 @@ class Access:
         await self._call(rpc.ROLE_DELETE, pb.AuthRoleDeleteRequest(role=name))
 
     async def permissions_of(self, role: str) -> frozenset[Permission] | None:
-        """Return what a role allows; None if the role does not exist."""
+        """Return the permissions of a role; None if the role does not exist."""
         try:
             answer = await self._call(rpc.ROLE_GET, pb.AuthRoleGetRequest(role=role))
         except NotFound:
             return None
-        return frozenset(Permission(_FROM_ETCD[each.permType], each.key, each.range_end) for each in answer.perm)
+        return frozenset(
+            Permission(_FROM_ETCD[granted.permType], granted.key, granted.range_end) for granted in answer.perm
+        )
 
     async def grant_permission(self, role: str, permission: Permission) -> None:
-        """Let a role allow a range as well; what it allows in exactly this range is replaced. Raises NotFound."""
-        wanted = pb.Permission(permType=_TO_ETCD[permission.kind], key=permission.key, range_end=permission.range_end)
-        await self._call(rpc.ROLE_GRANT_PERMISSION, pb.AuthRoleGrantPermissionRequest(name=role, perm=wanted))
+        """Add a permission to a role; it replaces a permission for exactly the same range. Raises NotFound."""
+        granted = pb.Permission(permType=_TO_ETCD[permission.kind], key=permission.key, range_end=permission.range_end)
+        await self._call(rpc.ROLE_GRANT_PERMISSION, pb.AuthRoleGrantPermissionRequest(name=role, perm=granted))
 
     async def revoke_permission(self, role: str, permission: Permission) -> None:
-        """Let a role no longer allow a range, whatever it allows there. Raises NotFound if it allows nothing there."""
+        """Remove the permission for a range from a role, of any kind. Raises NotFound if the role has none there."""
         request = pb.AuthRoleRevokePermissionRequest(role=role, key=permission.key, range_end=permission.range_end)
         await self._call(rpc.ROLE_REVOKE_PERMISSION, request)
 

@@ -1,4 +1,4 @@
-"""Which keys a running API server writes about itself. They are no data of its users."""
+"""Keys that a running API server writes about itself. Such keys are no user data."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ _ADDRESSES: Final = frozenset({b"services/endpoints/default/kubernetes", b"endpo
 
 
 def is_presence(key: bytes) -> bool:
-    """Tell whether a key, without its prefix, says that an API server runs."""
+    """Return whether a key, without its prefix, is a record that an API server runs."""
     return key.startswith(_PRESENCE)
 
 
 def is_place(key: bytes) -> bool:
-    """Tell whether a key, without its prefix, says that an API server runs, or where. The next one writes its own."""
+    """Return whether a key, without its prefix, records that an API server runs, or its address.
+
+    The next API server writes its own records.
+    """
     return is_presence(key) or key in _ADDRESSES

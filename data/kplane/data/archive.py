@@ -1,7 +1,7 @@
-"""A control plane's keys at one revision as a stream of frames, which tells by itself whether it is whole.
+"""Archive of a control plane's keys at one revision: a stream of frames with a count and a hash to detect damage.
 
-A stream is a line that names the format, then frames: kind, length, content. The first frame is the header. The last
-one says how many keys there are and their SHA-256, as `compare.digest` makes it.
+A stream begins with a line that names the format. Frames follow: kind, length, content. The first frame is the header.
+The last frame has the number of keys and their SHA-256, in the form of `compare.digest`.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ _PAIRS: Final = 2
 _END: Final = 3
 _BATCH: Final = 1 << 18
 _LARGEST: Final = 16 << 20
-"""Bytes of a frame. A value in etcd has 1.5 MiB, unless its administrator allows more."""
+"""Maximum size of a frame, in bytes. A value in etcd has at most 1.5 MiB, unless an administrator raises the limit."""
 _PAGE: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What is in an archive."""
+    """Description of the content of an archive."""
 
     header: Mapping[str, Any]
     revision: int
-    """Of etcd, at which all keys were read."""
+    """Revision of etcd at which all keys were read."""
     digest: Digest
     size: int
-    """Bytes of the keys, without their prefix, and their values."""
+    """Size of the keys, without their prefix, and of their values, in bytes."""
 
 
 class _Counter:
-    """Counts and hashes pairs as `compare.digest` does."""
+    """Counts and hashes pairs in the same way as `compare.digest`."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
@@ -76,10 +76,10 @@ class Archive:
         self._prefix = prefix
         self._header = header
         self.archived: Archived | None = None
-        """Known after the last chunk."""
+        """Description of the archive; None before the last chunk."""
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Read it, once. Raises DataError."""
+        """Yield the chunks of the archive; call this once. Raises DataError."""
         head, counter, revision = prefixes.checked(self._prefix), _Counter(), 0
         async for page in self._client.pages(self._prefix, size=_PAGE):
             if not revision:
@@ -112,27 +112,27 @@ class Archive:
 
 
 def archive(client: Client, prefix: str, *, header: Mapping[str, Any]) -> Archive:
-    """Read the keys of a prefix, at one revision, as an archive.
+    """Return an archive of the keys of a prefix, which reads the keys at one revision.
 
-    Left out are keys with a lease of etcd (Events, and what API servers say of themselves): they end by themselves, and
-    long before most archives are used. Left out as well are marks of kplane's own and the API server's address.
+    The archive omits keys with an etcd lease, such as Events and API servers' records about themselves. Such keys
+    expire long before most archives are used. The archive also omits kplane's own marks and the API server's address.
     """
     return Archive(client, prefix, header)
 
 
 class ArchiveReader:
-    """Takes an archive piece by piece. Holds one frame in memory at most."""
+    """Reads an archive chunk by chunk, and keeps at most one incomplete frame in memory between chunks."""
 
     def __init__(self) -> None:
         self.header: Mapping[str, Any] | None = None
-        """None until it was read."""
+        """Header of the archive; None until the reader has received it."""
         self._buffer = bytearray()
         self._begun = False
         self._counter = _Counter()
         self._end: Mapping[str, Any] | None = None
 
     def feed(self, chunk: bytes) -> list[Pair]:
-        """Take the next piece; returns the pairs that it completes. Raises ArchiveDamaged."""
+        """Read the next chunk, and return the pairs that the chunk completes. Raises ArchiveDamaged."""
         self._buffer += chunk
         if not self._begun:
             if not _MAGIC.startswith(self._buffer[: len(_MAGIC)]):
@@ -147,13 +147,13 @@ class ArchiveReader:
         return pairs
 
     def end(self) -> Archived:
-        """Return what was read. Raises ArchiveDamaged unless all of it was there and its hash is right."""
+        """Return the description of the archive. Raises ArchiveDamaged if it is incomplete or its hash is wrong."""
         if self.header is None or self._end is None or self._buffer:
             raise ArchiveDamaged("the archive is not complete")
-        found = self._counter.end()
-        if found != self._end:
+        totals = self._counter.end()
+        if totals != self._end:
             raise ArchiveDamaged("the archive is damaged: its keys are not those that were saved")
-        return _archived(self.header, found)
+        return _archived(self.header, totals)
 
     def _next(self) -> tuple[int, bytes] | None:
         if len(self._buffer) < _FRAME.size:
@@ -207,12 +207,12 @@ def _pairs(content: bytes) -> Iterable[Pair]:
 
 def _document(content: bytes) -> Mapping[str, Any]:
     try:
-        found = json.loads(content)
+        document = json.loads(content)
     except ValueError as error:
         raise ArchiveDamaged("the archive is damaged: a frame is no JSON") from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise ArchiveDamaged("the archive is damaged: a frame is no object")
-    return found
+    return document
 
 
 def _archived(header: Mapping[str, Any], end: Mapping[str, Any]) -> Archived:

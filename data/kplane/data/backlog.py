@@ -1,4 +1,4 @@
-"""Changes that wait to be written: so many bytes of them at most, because tenants decide how large values are."""
+"""Queue of changes to be written, limited by size in bytes, because tenants decide how large their values are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_BYTES: Final = 8 << 20
 
 
 class Backlog:
-    """A queue for one reader. Beyond its limit, the writer waits, and etcd keeps what comes after."""
+    """A queue with a single reader. Above the size limit the writer waits; etcd keeps the later changes meanwhile."""
 
     def __init__(self) -> None:
         self._groups: list[Changes] = []
@@ -22,11 +22,11 @@ class Backlog:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing waits."""
+        """Whether the queue is empty."""
         return not self._groups
 
     async def put(self, group: Changes) -> None:
-        """Add a group, once what waits is below the limit."""
+        """Add a group of changes, once the size of the queue is below the limit."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._size < _MOST_BYTES)
             self._groups.append(group)
@@ -34,7 +34,7 @@ class Backlog:
             self._changed.notify_all()
 
     async def take(self) -> list[Changes]:
-        """Wait for groups, and take all that are there."""
+        """Wait until the queue has groups, and take all of them."""
         async with self._changed:
             await self._changed.wait_for(lambda: bool(self._groups))
             groups, self._groups, self._size = self._groups, [], 0

@@ -1,4 +1,4 @@
-"""A client of etcd: keys and values, by `access` its users and roles, and by `members` its members."""
+"""A client of etcd: keys and values; users and roles by `access`; members by `members`."""
 
 from __future__ import annotations
 
@@ -39,34 +39,34 @@ __all__ = [
 ]
 
 MAX_OPERATIONS: Final = 120
-"""Operations in one transaction; etcd takes 128."""
+"""Maximum number of operations per transaction; etcd accepts 128."""
 
 LARGEST_WRITTEN: Final = 2 << 20
-"""Bytes of the largest request that an API server sends to etcd: its client refuses larger ones."""
+"""Size of the largest request that an API server sends to etcd, in bytes: its client refuses larger requests."""
 
 MAX_REQUEST_BYTES: Final = LARGEST_WRITTEN + (64 << 10)
-"""Bytes of a request that the etcds of kplane take: an object of an API server, and the conditions of a copy."""
+"""Request size that kplane's etcds accept, in bytes: an object of an API server plus the conditions of a copy."""
 
 _PAGE: Final = 500
 _PAGE_BYTES: Final = 4 << 20
-"""Half of what the clients take that limit their answers."""
+"""Target size of a page in bytes: half of the answer limit that kplane's clients set, if they set a limit."""
 _TIMEOUT_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """A key, its value, and the revision that wrote it."""
+    """A key, its value, and the revision of the last write."""
 
     key: bytes
     value: bytes
     revision: int
     lease: int = 0
-    """Of etcd, with which the key ends; 0 if it has none."""
+    """Id of the etcd lease with which the key expires; 0 if the key has no lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some keys of a range, in order, as they were at a revision."""
+    """Consecutive keys of a range at one revision."""
 
     revision: int
     items: tuple[KeyValue, ...]
@@ -74,11 +74,11 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """What some keys weigh."""
+    """Number and size of some keys."""
 
     keys: int
     size: int
-    """Of keys and values, in bytes."""
+    """Size of the answer with these keys and values, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Put:
     key: bytes
     value: bytes
     lease: int = 0
-    """Of etcd, with which the key ends; 0 for none."""
+    """Id of the etcd lease with which the key expires; 0 for no lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class DeleteRange:
-    """Delete the keys from `key` up to and without `range_end`."""
+    """Delete the keys from `key` (inclusive) to `range_end` (exclusive)."""
 
     key: bytes
     range_end: bytes
@@ -119,7 +119,7 @@ class Equals:
 
 @dataclass(frozen=True, slots=True)
 class Unchanged:
-    """A key exists, and this revision wrote it last. It takes fewer bytes of a request than `Equals`."""
+    """A key exists, and this revision wrote it last. The condition takes fewer bytes of a request than `Equals`."""
 
     key: bytes
     revision: int
@@ -144,18 +144,18 @@ Condition = Equals | Unchanged | Absent | Empty
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What a transaction did."""
+    """Result of a transaction."""
 
     revision: int
     deleted: int
-    """Keys that were there and are not there any more."""
+    """Number of keys that the transaction deleted."""
 
 
 class Client:
-    """etcd on one kept connection, as the user whom the client certificate names. An async context manager.
+    """Client of an etcd on a persistent connection, as the user in the client certificate. An async context manager.
 
-    Each method raises DataError, and has the deadline `timeout_seconds` for each of its calls. A client belongs to the
-    event loop of its first call.
+    Each method raises DataError. Each call has the deadline `timeout_seconds`. A client belongs to the event loop of
+    its first call.
     """
 
     def __init__(
@@ -166,9 +166,9 @@ class Client:
         timeout_seconds: float = _TIMEOUT_SECONDS,
         receive_at_most: int = -1,
     ) -> None:
-        """Take the URL of an etcd. Nothing is sent before the first call. Raises DataError if it is no such URL.
+        """Take the URL of an etcd, without a request before the first call. Raises DataError if the URL is invalid.
 
-        An answer of more bytes than `receive_at_most` is the error TooLarge; -1 stands for no limit.
+        An answer of more than `receive_at_most` bytes raises TooLarge; -1 means no limit.
         """
         self.connection: Final = Connection(endpoint, credentials=credentials, receive_at_most=receive_at_most)
         self.access: Final = Access(self.connection, timeout_seconds=timeout_seconds)
@@ -193,9 +193,9 @@ class Client:
         await self.connection.close()
 
     async def problem(self) -> str | None:
-        """Say why etcd is not healthy; None if it has a leader, answers and raised no alarm."""
+        """Return why etcd is unhealthy; None if etcd has a leader, answers, and has no alarm."""
         try:
-            # Reads through the leader. Any key will do, one that the user may not read too.
+            # The read goes through the leader. Any key will do, even a key that the user may not read.
             await self._call(rpc.RANGE, pb.RangeRequest(key=b"health", count_only=True))
         except PermissionDenied:
             pass
@@ -205,7 +205,7 @@ class Client:
             alarms = (await self._call(rpc.ALARM, pb.AlarmRequest(action=pb.AlarmRequest.GET))).alarms
         except DataError as error:
             return str(error)
-        names = sorted({pb.AlarmType.Name(each.alarm) for each in alarms})
+        names = sorted({pb.AlarmType.Name(alarm.alarm) for alarm in alarms})
         return f"etcd at {self.endpoint} raised {', '.join(names)}" if names else None
 
     async def version(self) -> str:
@@ -213,34 +213,33 @@ class Client:
         return (await self._call(rpc.STATUS, pb.StatusRequest())).version
 
     async def size_in_use(self) -> int:
-        """Return the bytes that the database of the member that answers has in use, history included."""
+        """Return the size in use of the database of the member that answers, in bytes, history included."""
         return (await self._call(rpc.STATUS, pb.StatusRequest())).dbSizeInUse
 
     async def revision(self, *, key: bytes = b"health") -> int:
-        """Return the revision of the last change of any key, from an answer about `key`.
+        """Return the current revision of the store, from the header of an answer about `key`.
 
-        A user of etcd that may read one prefix only has to name a key of it. Raises DataError: PermissionDenied
-        if the user may not read `key`.
+        A user of etcd with permission for a single prefix has to pass a key of that prefix. Raises PermissionDenied if
+        the user may not read `key`.
         """
         return (await self._call(rpc.RANGE, pb.RangeRequest(key=key, count_only=True))).header.revision
 
     async def weigh(self, walk: Walk) -> Weight:
-        """Weigh the next keys of a walk, as the member that answers has them."""
+        """Measure the next keys of a walk with a serializable read, which the member answers from its own state."""
         answer = await self._range(walk, serializable=True)
         return Weight(len(answer.kvs), answer.ByteSize())
 
     async def get(self, key: bytes) -> KeyValue | None:
-        """Return a key; None if it does not exist."""
+        """Return a key with its value; None if the key does not exist."""
         answer = await self._call(rpc.RANGE, pb.RangeRequest(key=key))
         return _item(answer.kvs[0]) if answer.kvs else None
 
     async def pages(self, prefix: str, *, size: int = _PAGE, revision: int = 0) -> AsyncIterator[Page]:
-        """Read the keys of a prefix at one revision, in pages: at least one, and all of the same revision.
+        """Read the keys of a prefix in pages: at least one page, and all pages at the same revision.
 
-        0 stands for the present revision.
-
-        A page that is larger than the connection takes is asked for again with fewer keys; later pages grow again.
-        Raises InvalidPrefix, and Compacted if etcd compacted the revision before the last page was read.
+        `size` is the maximum number of keys in a page. `revision` is the revision to read; 0 means the current one.
+        A page that exceeds the limit of the connection is requested again with fewer keys; later pages grow again.
+        Raises InvalidPrefix, and Compacted if etcd compacts the revision before the last page is read.
         """
         walk = Walk(prefix, first=size, most=size, size=_PAGE_BYTES)
         while not walk.ended:
@@ -251,7 +250,7 @@ class Client:
                     raise
                 continue
             revision = revision or answer.header.revision
-            yield Page(revision, tuple(_item(each) for each in answer.kvs))
+            yield Page(revision, tuple(_item(pair) for pair in answer.kvs))
 
     async def count(self, prefix: str) -> int:
         """Count the keys of a prefix. Raises InvalidPrefix."""
@@ -260,11 +259,11 @@ class Client:
         return (await self._call(rpc.RANGE, request)).count
 
     async def put(self, key: bytes, value: bytes) -> int:
-        """Write a key, and return the revision of that."""
+        """Write a key, and return the revision of the write."""
         return (await self._call(rpc.PUT, pb.PutRequest(key=key, value=value))).header.revision
 
     async def last_of_first(self, prefix: str, *, count: int) -> bytes | None:
-        """Return the last of the first `count` keys of a prefix; None if there are not more than that.
+        """Return the last of the first `count` keys of a prefix; None if the prefix has at most `count` keys.
 
         Raises InvalidPrefix.
         """
@@ -274,16 +273,16 @@ class Client:
         return answer.kvs[-1].key if answer.more else None
 
     async def apply(self, operations: Sequence[Operation], *, only_if: Sequence[Condition] = ()) -> Applied:
-        """Make all changes in one transaction, if all conditions hold in it.
+        """Apply all operations in one transaction, if all conditions hold.
 
-        At most `MAX_OPERATIONS`, and about 1 MiB of keys and values: etcd refuses larger requests. Raises
-        ConditionNotMet, and TooLarge.
+        A transaction has at most `MAX_OPERATIONS` operations, and should have about 1 MiB of keys and values: etcd's
+        default limit for a request is 1.5 MiB. Raises ConditionNotMet, and TooLarge.
         """
         request = pb.TxnRequest(compare=map(_compare, only_if), success=_operations(operations))
         try:
             answer = await self._call(rpc.TXN, request)
         except TooLarge:
-            puts = [each for each in operations if isinstance(each, Put)]
+            puts = [item for item in operations if isinstance(item, Put)]
             if not puts:
                 raise
             largest = max(puts, key=lambda put: len(put.value))
@@ -294,28 +293,29 @@ class Client:
             ) from None
         if not answer.succeeded:
             raise ConditionNotMet(f"etcd at {self.endpoint} changed nothing: the conditions do not hold")
-        return Applied(answer.header.revision, sum(each.response_delete_range.deleted for each in answer.responses))
+        return Applied(answer.header.revision, sum(item.response_delete_range.deleted for item in answer.responses))
 
     async def delete_prefix(self, prefix: str) -> int:
-        """Delete all keys of a prefix in one transaction, and return their number. Raises InvalidPrefix."""
+        """Delete all keys of a prefix in a single transaction, and return their number. Raises InvalidPrefix."""
         start = prefixes.checked(prefix)
         request = pb.DeleteRangeRequest(key=start, range_end=prefixes.range_end(start))
         return (await self._call(rpc.DELETE_RANGE, request)).deleted
 
     async def compact(self, revision: int) -> None:
-        """Remove the history of all keys before a revision, which stays readable. Later compactions stay as they are.
+        """Compact the history of all keys before a revision, which stays readable.
 
-        Reads and watches of an earlier revision fail with Compacted from the return on.
+        The call has no effect if etcd has already compacted that revision. Reads and watches of an earlier revision
+        fail with Compacted once the call has returned.
         """
         with contextlib.suppress(Compacted):
             await self._call(rpc.COMPACT, pb.CompactionRequest(revision=revision))
 
     async def grant_lease(self, seconds: int) -> int:
-        """Make a lease, with which keys end after so many seconds, and return its number."""
+        """Create a lease that expires after this number of seconds, and return its id."""
         return (await self._call(rpc.LEASE_GRANT, pb.LeaseGrantRequest(TTL=seconds))).ID
 
     async def lease_seconds(self, lease: int) -> int:
-        """Return the seconds that a lease has left; 0 or less if it has ended."""
+        """Return the remaining seconds of a lease; 0 or less if the lease has expired."""
         return (await self._call(rpc.LEASE_TIME_TO_LIVE, pb.LeaseTimeToLiveRequest(ID=lease))).TTL
 
     async def _range(self, walk: Walk, *, revision: int = 0, serializable: bool = False) -> pb.RangeResponse:
@@ -335,14 +335,16 @@ def _item(pair: pb.KeyValue) -> KeyValue:
 
 
 def _operations(operations: Sequence[Operation]) -> Iterable[pb.RequestOp]:
-    for each in operations:
-        match each:
+    for operation in operations:
+        match operation:
             case Put():
-                yield pb.RequestOp(request_put=pb.PutRequest(key=each.key, value=each.value, lease=each.lease))
+                yield pb.RequestOp(
+                    request_put=pb.PutRequest(key=operation.key, value=operation.value, lease=operation.lease)
+                )
             case Delete():
-                yield pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=each.key))
+                yield pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=operation.key))
             case DeleteRange():
-                request = pb.DeleteRangeRequest(key=each.key, range_end=each.range_end)
+                request = pb.DeleteRangeRequest(key=operation.key, range_end=operation.range_end)
                 yield pb.RequestOp(request_delete_range=request)
 
 
@@ -355,7 +357,7 @@ def _compare(condition: Condition) -> pb.Compare:
         case Absent():
             return pb.Compare(target=pb.Compare.CREATE, key=condition.key, create_revision=0)
         case Empty():
-            # True of all keys of the range, none of which can have been created at revision 0.
+            # etcd compares every key of the range, and an existing key never has create revision 0.
             start = prefixes.checked(condition.prefix)
             return pb.Compare(
                 target=pb.Compare.CREATE, key=start, range_end=prefixes.range_end(start), create_revision=0

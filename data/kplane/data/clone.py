@@ -1,7 +1,7 @@
-"""Clones: keys of a control plane for another one, with a fresh uid for each object.
+"""Clones: the keys of a control plane, rewritten for another control plane with a fresh uid for each object.
 
-All uids have one length. So a uid is replaced byte by byte wherever it occurs, in keys, in protobuf and in JSON. That
-includes the owner references of other objects.
+All uids have the same length. A clone therefore replaces each uid byte by byte wherever the uid occurs: in keys, in
+protobuf and in JSON. The replacement includes the owner references of other objects.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ from kplane.data.usage import Usage
 __all__ = ["MOST_CLONED", "Cloning", "Original", "clone"]
 
 MOST_CLONED: Final = 200_000
-"""Objects of a control plane that is cloned. Their uids are held in memory, some 250 bytes for each; values are not."""
+"""Maximum number of objects in a clone. Memory holds their uids, about 250 bytes per object, and no values."""
 
 _HEX: Final = rb"[0-9a-f]"
 _FORM: Final = re.compile(_HEX + rb"{8}(?:-" + _HEX + rb"{4}){3}-" + _HEX + rb"{12}")
 _DASHES: Final = re.compile(rb"(?:-" + _HEX + rb"{4}){3}-")
 _BEFORE: Final = 8
-"""Bytes of a uid before its dashes, between which `_DASHES` looks."""
+"""Bytes of a uid before the part that `_DASHES` matches."""
 _UID_LENGTH: Final = 36
 _OF_ONE_API_SERVER: Final = (b"configmaps/kube-system/extension-apiserver-authentication",)
-"""What an API server writes about its own certificates. It adds to what it finds there, so a copy would trust them."""
+"""An API server's record of its own certificates. The API server of a copy would add its own, and trust both."""
 _ISSUED: Final = (b"certificatesigningrequests/", b"podcertificaterequests/")
 _ISSUED_SECRETS: Final = frozenset({"kubernetes.io/service-account-token", "bootstrap.kubernetes.io/token"})
 _OF_ONE_AUTHORITY: Final = b"configmaps/kube-public/cluster-info"
-"""Names address and CA for those who join, signed with bootstrap tokens. kubeadm's add-on writes it."""
+"""Address and CA of the API server for joining nodes, signed with bootstrap tokens. kubeadm's add-on writes the key."""
 _ROOT_CA: Final = re.compile(rb"configmaps/[^/]+/kube-root-ca[.]crt")
-"""Names the CA in each namespace. kube-controller-manager writes it."""
+"""The CA in each namespace. kube-controller-manager writes the key."""
 _OF_NODES: Final = (b"minions/", b"csinodes/", b"volumeattachments/")
 
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """A template, read for copies: each value is cut at uids and at its creation time, once for all copies."""
+    """A template prepared for many copies: each value is cut once at its uids and at its creation time."""
 
     uids: frozenset[bytes]
     times: frozenset[bytes]
-    """Creation times as `creation_time_of` gives them."""
+    """Creation times in the form that `creation_time_of` returns."""
     _pieces: tuple[tuple[bytes, tuple[bytes, ...]], ...]
-    """Of each key its value: the pieces at odd places are those that a copy replaces."""
+    """The value of each key, cut into pieces. A copy replaces the pieces at odd indexes."""
 
     @classmethod
     def of(cls, template: Template, *, placeholder: str = "") -> Self:
-        """Read a template. A copy has a string of its own in the place of `placeholder`, which has the form of a uid.
+        """Prepare a template. Each copy replaces `placeholder`, which has the form of a uid, with a string of its own.
 
-        Raises ValueUnreadable if the template has a value whose uid cannot be told.
+        Raises ValueUnreadable if the uid of a value cannot be read.
         """
         values = {key: value for key, value in template.values.items() if key not in _OF_ONE_API_SERVER}
         uids = frozenset(uid for value in values.values() if (uid := _uid_in(value)) is not None)
@@ -70,10 +70,10 @@ class Original:
         return cls(uids, frozenset(time for time in times.values() if time is not None), pieces)
 
     def copied(self, *, replaced: str = "", without: Collection[bytes] = ()) -> Iterator[Pair]:
-        """Make a copy: keys without prefix and values, each uid fresh, and `replaced` in the place of the placeholder.
+        """Yield the pairs of a copy: keys without prefix, with a fresh uid for each object and now as creation time.
 
-        Its objects are created now. The keys `without` are left out. Raises ValueUnreadable unless `replaced` has the
-        form of a uid.
+        `replaced` takes the place of the placeholder. The keys in `without` are omitted. Raises ValueUnreadable if the
+        value has a placeholder and `replaced` does not have the form of a uid.
         """
         now = datetime.now(UTC)
         fresh = {uid: _fresh() for uid in self.uids} | {time: creation_time_like(time, now) for time in self.times}
@@ -89,29 +89,33 @@ class Original:
             yield key, b"".join(copy)
 
     def usage(self, prefix: str, *, without: Collection[bytes] = ()) -> Usage:
-        """Tell how large such a copy is below a prefix, without its mark and what etcd keeps of each key besides."""
+        """Return the size of a copy below a prefix, without its mark and without etcd's own overhead for each key."""
         sizes = [len(key) + sum(map(len, pieces)) for key, pieces in self._pieces if key not in without]
         return Usage(len(sizes), sum(sizes) + len(sizes) * len(prefix.encode()))
 
 
 class Cloning:
-    """A control plane's keys made those of another one: `learn` all of them, then have each `copied`.
+    """Rewrites a control plane's keys for another control plane: `learn` all pairs, then pass the pairs to `copied`.
 
-    Left out is what was issued there, what says where its API server is, what ends by itself, and its nodes. References
-    to owners that are left out are removed: the garbage collector of the clone would delete objects without any owner.
+    A clone omits issued credentials, the records of the API server's address, keys with a lifetime, and nodes. It also
+    omits owner references to omitted objects: the garbage collector would delete objects whose owners are all missing.
     """
 
     def __init__(self, *, nodes: bool = False, replaced: tuple[str, str] | None = None) -> None:
-        """With `nodes`, these stay. `replaced` is a further string in the form of a uid, and what takes its place."""
+        """Keep nodes if `nodes` is true. `replaced` is a further string in the form of a uid, and its replacement."""
         self._nodes = nodes
         self.references_removed = 0
-        """References to owners that are left out."""
+        """Number of removed owner references to omitted objects."""
         self._left_out: set[bytes] = set()
-        """Uids of objects that are left out."""
+        """Uids of omitted objects."""
         self._fresh: dict[bytes, bytes] = {_checked(replaced[0]): _checked(replaced[1])} if replaced is not None else {}
 
     def learn(self, pairs: Iterable[Pair]) -> None:
-        """Read the uids. Raises ValueEncrypted, ValueUnreadable, and DataError if there are more than `MOST_CLONED`."""
+        """Read the uids of pairs, and assign fresh uids.
+
+        Raises ValueEncrypted and ValueUnreadable for such a value. Raises DataError if the pairs have more than
+        `MOST_CLONED` uids.
+        """
         for key, value in pairs:
             if _is_of_no_use(key):
                 self._note_left_out(value)
@@ -130,12 +134,12 @@ class Cloning:
             raise DataError(f"it has more than {MOST_CLONED} objects, which is the most that is cloned")
 
     def copied(self, pairs: Iterable[Pair]) -> list[Pair]:
-        """Return what the clone has of them."""
+        """Return the pairs that the clone keeps, rewritten for the clone."""
         kept = ((key, value) for key, value in pairs if not self._is_left_out(key, value))
         return [(self._renewed(key), self._renewed(self._without_owners(value))) for key, value in kept]
 
     def _note_left_out(self, value: bytes) -> None:
-        # Such a value may be encrypted or empty, and then it is no object's owner that a clone could know.
+        # The value may be encrypted or empty. Such an object has no readable uid, so owner references to it stay.
         with contextlib.suppress(ValueUnreadable):
             if (uid := _uid_in(value)) is not None:
                 self._left_out.add(uid)
@@ -170,9 +174,9 @@ async def clone(
     replaced: str = "",
     without: Collection[bytes] = (),
 ) -> bool:
-    """Have the keys of a prefix be a copy made for its owner, as `write_copy` does.
+    """Make the keys of a prefix a copy for its owner, and return whether they are that copy; see `write_copy`.
 
-    `replaced` and `without` are those of `Original.copied`.
+    `replaced` and `without` are the arguments of `Original.copied`.
     """
 
     async def groups() -> AsyncIterator[Iterable[Pair]]:
@@ -186,18 +190,18 @@ def _is_of_no_use(key: bytes) -> bool:
 
 
 def _cut(text: bytes, uids: Collection[bytes]) -> list[bytes]:
-    """Cut a text at these uids, which are the pieces at odd places."""
+    """Cut a text at these uids. The uids are the pieces at odd indexes."""
     pieces, end = list[bytes](), 0
     for dashes in _DASHES.finditer(text):
         start = dashes.start() - _BEFORE
-        if start >= end and (found := text[start : start + _UID_LENGTH]) in uids:
-            pieces += (text[end:start], found)
+        if start >= end and (candidate := text[start : start + _UID_LENGTH]) in uids:
+            pieces += (text[end:start], candidate)
             end = start + _UID_LENGTH
     return [*pieces, text[end:]]
 
 
 def _cut_at(time: bytes | None, pieces: list[bytes]) -> list[bytes]:
-    """Cut the pieces at even places once more, at a creation time, which then is at odd places too."""
+    """Cut the pieces at even indexes at a creation time. The uids and the creation times then have odd indexes."""
     if time is None:
         return pieces
     cut = list[bytes]()
@@ -218,10 +222,10 @@ def _uid_in(value: bytes) -> bytes | None:
 
 
 def _checked(uid: str) -> bytes:
-    found = uid.encode()
-    if not _FORM.fullmatch(found):
+    encoded = uid.encode()
+    if not _FORM.fullmatch(encoded):
         raise ValueUnreadable(f"{uid!r} does not have the form of a uid")
-    return found
+    return encoded
 
 
 def _fresh() -> bytes:

@@ -1,4 +1,4 @@
-"""Compare what is below prefixes by a count and a hash."""
+"""Comparison of prefixes by the number of keys and a hash."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["Digest", "digest"]
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """How many keys there are, and the SHA-256 of all keys without their prefix and all values, in order."""
+    """Number of keys, and the SHA-256 of all keys without their prefix and all values, in order."""
 
     count: int
     sha256: str
 
 
 async def digest(client: Client, prefix: str) -> Digest:
-    """Digest the keys of a prefix at one revision: equal for equal keys and values below any prefix.
+    """Return the digest of a prefix at one revision; equal keys and values give equal digests below any prefix.
 
-    Marks of kplane's own do not count. Raises DataError.
+    kplane's own marks do not count. Raises DataError.
     """
     head = prefixes.checked(prefix)
     hashed, count = hashlib.sha256(), 0
@@ -33,7 +33,7 @@ async def digest(client: Client, prefix: str) -> Digest:
             if is_mark(key):
                 continue
             for part in (key, item.value):
-                # With its length, so that no two lists of keys and values are the same bytes.
+                # The length goes first, so that two different lists of keys and values never hash the same bytes.
                 hashed.update(len(part).to_bytes(8, "big"))
                 hashed.update(part)
             count += 1

@@ -1,4 +1,4 @@
-"""One kept gRPC connection to etcd, made anew if its credentials are renewed."""
+"""Persistent gRPC connection to etcd, replaced when its credentials are renewed."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ __all__ = ["Connection"]
 
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
-    # A connection with former credentials must not be used for later ones.
+    # A subchannel with former credentials must not be shared with a later channel.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
-    # An etcd that was away is used again soon after it is back. By default that takes up to two minutes.
+    # Reconnect soon after an outage of etcd. The default backoff grows up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -48,7 +48,7 @@ _OPTIONS: Final = (
 _OLD_AUTH_REVISION: Final = "revision of auth store is old"
 _OLD_AUTH_ATTEMPTS: Final = 5
 _LEFT_SECONDS: Final = 30.0
-"""Calls on a connection that was replaced end by themselves within this time."""
+"""Grace period for calls on a replaced connection, in seconds."""
 
 _BY_MESSAGE: Final[tuple[tuple[str, type[EtcdError]], ...]] = (
     ("user name not found", NotFound),
@@ -59,7 +59,7 @@ _BY_MESSAGE: Final[tuple[tuple[str, type[EtcdError]], ...]] = (
     ("learner member which is in sync", LearnerBehind),
     ("already exists", AlreadyExists),
     ("required revision has been compacted", Compacted),
-    # What a certificate gets whose user was deleted.
+    # etcd's answer to a certificate whose user was deleted.
     ("user name is empty", PermissionDenied),
     ("message larger than max", TooLarge),
     ("request is too large", TooLarge),
@@ -80,7 +80,7 @@ class _Open:
 
 
 class _Streaming(Protocol):
-    """A call with many answers."""
+    """A call with a stream of answers."""
 
     async def read(self) -> object: ...
 
@@ -88,12 +88,12 @@ class _Streaming(Protocol):
 
 
 class Connection:
-    """A connection of one event loop. It is opened by the first call, and opened again by itself if it is lost."""
+    """A connection that belongs to an event loop. The first call opens the connection; gRPC reconnects after a loss."""
 
     def __init__(self, endpoint: str, *, credentials: Credentials | HeldCredentials, receive_at_most: int = -1) -> None:
-        """Take the URL of an etcd. Raises DataError if it is not `https://<host>[:<port>]`.
+        """Take the URL of an etcd. Raises DataError if the URL is not `https://<host>[:<port>]`.
 
-        An answer of more bytes than `receive_at_most` is the error TooLarge; -1 stands for no limit.
+        An answer of more than `receive_at_most` bytes raises TooLarge; -1 means no limit.
         """
         url = urlsplit(endpoint)
         if url.scheme != "https" or not url.hostname or url.path.strip("/"):
@@ -113,9 +113,9 @@ class Connection:
     async def call(
         self, method: Method[RequestT, ResponseT], request: RequestT, *, timeout_seconds: float
     ) -> ResponseT:
-        """Make a call, and return etcd's answer.
+        """Make a call with a deadline, and return etcd's answer.
 
-        Raises DataError: CredentialsUnusable, Unreachable, TimedOut, or the EtcdError that tells what etcd said.
+        Raises DataError: CredentialsUnusable, Unreachable, TimedOut, or the subclass of EtcdError for etcd's message.
         """
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -142,10 +142,10 @@ class Connection:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     raise
-                # gRPC cancels the calls of a connection that is closed: nobody cancelled this task.
+                # gRPC cancels the calls of a closed connection. This task itself was not cancelled.
                 raise Unreachable(self._failed(method, "the connection was closed")) from None
             except grpc.aio.AioRpcError as error:
-                # A user or role was changed at the same time. Then etcd refuses a read that it had checked before.
+                # A user or role changed during the call: etcd then refuses a read that it had already authorized.
                 if _OLD_AUTH_REVISION in (error.details() or "") and attempt < _OLD_AUTH_ATTEMPTS:
                     attempt += 1
                     continue
@@ -157,9 +157,9 @@ class Connection:
     async def stream(
         self, method: Method[RequestT, ResponseT], request: RequestT, *, idle_seconds: float
     ) -> AsyncIterator[ResponseT]:
-        """Make a call with many answers, and give them as they come; each may take `idle_seconds`.
+        """Make a call with a stream of answers, and yield each answer; `idle_seconds` limits each wait.
 
-        A change of the certificate files is used by later calls only. Raises DataError as `call` does.
+        Renewed certificate files apply to later calls only. Raises DataError as `call` does.
         """
         call = self._opened().channel.unary_stream(
             method.path,
@@ -174,15 +174,15 @@ class Connection:
     async def subscribe(
         self, method: Method[RequestT, ResponseT], request: RequestT, *, begin_seconds: float
     ) -> AsyncGenerator[ResponseT]:
-        """Send one request on a stream that stays open, and give the answers as they come.
+        """Send a single request on a stream that stays open, and yield the answers.
 
-        The first comes within `begin_seconds`. Later ones may take any time; pings tell whether etcd is there. Raises
-        DataError as `call` does, also where etcd ends the stream.
+        The first answer must arrive within `begin_seconds`. Later answers may take any time: keepalive pings detect a
+        lost etcd. Raises DataError as `call` does, and Unreachable if etcd ends the stream.
         """
 
         async def once() -> AsyncIterator[RequestT]:
             yield request
-            # Else the stream ends here.
+            # The end of this iterator would close the stream.
             await ended.wait()
 
         ended = asyncio.Event()
@@ -233,7 +233,7 @@ class Connection:
             call.cancel()
 
     async def close(self) -> None:
-        """Close the connection; calls in flight end with an error. A later call opens it again."""
+        """Close the connection. Calls in flight fail with an error. A later call opens a new connection."""
         opened, self._open = self._open, None
         if opened is not None:
             await opened.channel.close()
@@ -260,17 +260,17 @@ class Connection:
         return self._open
 
     def _error(self, method: Method[RequestT, ResponseT], error: grpc.aio.AioRpcError) -> DataError:
-        said = error.details() or error.code().name
-        told = self._failed(method, said)
+        detail = error.details() or error.code().name
+        message = self._failed(method, detail)
         for part, kind in _BY_MESSAGE:
-            if part in said:
-                return kind(told)
+            if part in detail:
+                return kind(message)
         code = error.code()
         if code is grpc.StatusCode.UNAVAILABLE:
-            return Unreachable(told)
+            return Unreachable(message)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return TimedOut(told)
-        return _BY_CODE.get(code, EtcdError)(told)
+            return TimedOut(message)
+        return _BY_CODE.get(code, EtcdError)(message)
 
     def _failed(self, method: Method[RequestT, ResponseT], cause: str) -> str:
         return f"failed to call {method.path.rpartition('/')[2]} of etcd at {self.endpoint}: {cause}"

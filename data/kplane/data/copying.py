@@ -1,4 +1,4 @@
-"""Copies below a prefix that are whole, or are begun again: a key beside the data says how far one is."""
+"""Copies below a prefix that are finished or begun again: a mark beside the data records the progress of a copy."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ async def write_copy(
     owner: Owner,
     check: Callable[[], Awaitable[None]] | None = None,
 ) -> bool:
-    """Have the keys of a prefix be those of the groups, for its owner; False if it has other keys, which stay.
+    """Copy the pairs of `groups` below a prefix, for its owner. Return False if the prefix has other keys, which stay.
 
-    The prefix is the owner's; nothing else may write there before this has returned. A copy that was cut off has a
-    mark, and is begun again. A finished one has a mark with the owner's uid, and is left as it is. A `check` that
-    raises, or a group, keeps the copy unfinished. Raises NotOwned, NoRoom, and DataError.
+    The prefix must belong to the owner, and must have no other writer until this function returns. An interrupted copy
+    has the mark `unfinished`, and the function begins it again. A copy with the mark `finished` and the owner's uid
+    stays unchanged. If `check` or a group raises, the copy stays unfinished. Raises NotOwned, NoRoom, and DataError.
     """
     head = prefixes.checked(prefix)
     room, begun = RoomWatch(client), None
@@ -42,14 +42,14 @@ async def write_copy(
     try:
         async with contextlib.aclosing(_batched(head, groups)) as cut:
             first = await anext(cut)
-            # A large value has no room for the mark beside it.
+            # A transaction with a large value has no space for the mark.
             last = first if is_large(first) else []
             begun = await _begin(client, prefix, [] if last else first, owner=owner, unfinished=unfinished)
             if begun is None:
                 return await is_copy(client, prefix, owner=owner)
             guard.append(Equals(mark, unfinished))
-            # An API server may have filled its whole request with the value. This condition is shorter than that of the
-            # API server. It fails once another copy begins, or an owner deletes the prefix.
+            # A large value may fill a whole request of an API server. This condition is shorter than the condition that
+            # an API server sends. It fails once another copy begins, or an owner deletes the prefix.
             short = [Unchanged(mark, begun)]
             async for batch in cut:
                 if last:
@@ -67,63 +67,65 @@ async def write_copy(
         raise
     except NoRoom:
         if begun is not None:
-            # Others need the room. Not the mark: a full etcd takes deletions only, and the next call begins again.
+            # Other tenants need the space. The mark stays: a full etcd accepts deletions only, and the mark makes the
+            # next call begin again.
             await client.apply(_all_but(head, mark), only_if=guard)
         raise
     return True
 
 
 async def lacks_data(client: Client, prefix: str, *, owner: Owner) -> bool:
-    """Tell whether a prefix has no keys, or only those of a copy for this owner that was cut off. Raises DataError.
+    """Return whether a prefix is empty, or has only an interrupted copy for this owner. Raises DataError.
 
-    A mark of another owner says nothing: an API server may have run on the keys since, such as before they were kept.
+    The mark of another owner counts as data: an API server may since have run on the keys of that copy, such as before
+    the data were retained.
     """
-    found = await client.get(prefixes.checked(prefix) + COPY_MARK)
-    if found is not None:
-        return found.value.startswith(_unfinished(owner))
+    mark = await client.get(prefixes.checked(prefix) + COPY_MARK)
+    if mark is not None:
+        return mark.value.startswith(_unfinished(owner))
     return await client.count(prefix) == 0
 
 
 async def discard_unfinished(client: Client, prefix: str, *, owner: Owner) -> None:
-    """Delete the keys of a copy for this owner that was cut off, before anything else uses the prefix.
+    """Delete the keys of an interrupted copy for this owner, before the prefix gets another use.
 
     Raises NotOwned, and DataError.
     """
     head = prefixes.checked(prefix)
-    found = await client.get(head + COPY_MARK)
-    if found is None or not found.value.startswith(_unfinished(owner)):
+    mark = await client.get(head + COPY_MARK)
+    if mark is None or not mark.value.startswith(_unfinished(owner)):
         return
     everything = DeleteRange(head, prefixes.range_end(head))
     try:
-        await client.apply([everything], only_if=[owned_by(prefix, owner), Equals(head + COPY_MARK, found.value)])
+        await client.apply([everything], only_if=[owned_by(prefix, owner), Equals(head + COPY_MARK, mark.value)])
     except ConditionNotMet:
         await _check_owner(client, prefix, owner=owner)
         raise
 
 
 async def is_copy(client: Client, prefix: str, *, owner: Owner) -> bool:
-    """Tell whether the keys of a prefix are a finished copy that was made for this owner. Raises DataError."""
-    found = await client.get(prefixes.checked(prefix) + COPY_MARK)
-    return found is not None and found.value == _FINISHED + owner.uid.encode()
+    """Return whether the keys of a prefix are a finished copy for this owner. Raises DataError."""
+    mark = await client.get(prefixes.checked(prefix) + COPY_MARK)
+    return mark is not None and mark.value == _FINISHED + owner.uid.encode()
 
 
 async def _begin(client: Client, prefix: str, first: list[Operation], *, owner: Owner, unfinished: bytes) -> int | None:
     """Write the mark and the first keys, and return the revision of the mark.
 
-    None: the prefix has keys that are not of an unfinished copy.
+    Returns None if the prefix has keys that do not belong to an interrupted copy.
     """
     head, owned = prefixes.checked(prefix), owned_by(prefix, owner)
     mark = head + COPY_MARK
     try:
         return (await client.apply([Put(mark, unfinished), *first], only_if=[owned, Empty(prefix)])).revision
     except ConditionNotMet:
-        found = await client.get(mark)
-        if found is None or not found.value.startswith(_unfinished(owner)):
+        existing = await client.get(mark)
+        if existing is None or not existing.value.startswith(_unfinished(owner)):
             await _check_owner(client, prefix, owner=owner)
             return None
-        # From here on, a late call of the attempt that was cut off changes nothing more.
+        # This transaction replaces the mark. A late call of the interrupted attempt compares the old mark, and fails.
         again = [*_all_but(head, mark), Put(mark, unfinished)]
-        revision = (await client.apply(again, only_if=[owned, Equals(mark, found.value)])).revision
+        revision = (await client.apply(again, only_if=[owned, Equals(mark, existing.value)])).revision
         await client.apply(first, only_if=[owned, Equals(mark, unfinished)])
         return revision
 
@@ -133,11 +135,11 @@ def _all_but(head: bytes, mark: bytes) -> list[Operation]:
 
 
 async def _batched(head: bytes, groups: AsyncIterable[Iterable[Pair]]) -> AsyncGenerator[list[Operation], None]:
-    """Cut the pairs into transactions; at least one, which may be empty."""
+    """Cut the pairs into transactions: at least one transaction, which may be empty."""
     rest: list[Operation] = []
     async for group in groups:
         puts = (Put(head + key, value) for key, value in group)
-        # Two operations are for the mark.
+        # Two operations of a transaction stay free for the mark.
         *full, rest = [*batches([*rest, *puts], most=MAX_OPERATIONS - 2)] or [[]]
         for batch in full:
             yield batch
@@ -145,8 +147,8 @@ async def _batched(head: bytes, groups: AsyncIterable[Iterable[Pair]]) -> AsyncG
 
 
 async def _check_owner(client: Client, prefix: str, *, owner: Owner) -> None:
-    if (found := await owner_of(client, prefix)) != owner:
-        raise NotOwned(prefix, found)
+    if (existing := await owner_of(client, prefix)) != owner:
+        raise NotOwned(prefix, existing)
 
 
 def _unfinished(owner: Owner) -> bytes:

@@ -1,4 +1,4 @@
-"""Client certificates: in files that others renew, or held in memory."""
+"""Client certificates: in files that another program renews, or in memory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Credentials", "HeldCredentials", "Pem"]
 _ATTEMPTS = 5
 
 Stamp = tuple[tuple[int, int, int], ...]
-"""Inode, size and time of change of each file: another one says that a file was written or replaced."""
+"""Inode, size and modification time of each file. A different stamp means that a file was written or replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pem:
-    """The content of the files, as it was at one time."""
+    """Content of the certificate files, of the same renewal."""
 
     ca: bytes
     certificate: bytes
@@ -29,9 +29,9 @@ class Pem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Paths of a CA, a client certificate and its key, PEM. `key` must have mode 0640 or less.
+    """Paths of a CA, a client certificate and its key, in PEM. `key` must have mode 0640 or less.
 
-    Mode 0600 is for files of one's own. kubelet adds the right to read for the group of a mounted Secret (`fsGroup`).
+    Mode 0600 suits files of a single user. kubelet adds read permission for the group of a mounted Secret (`fsGroup`).
     """
 
     ca: Path
@@ -40,22 +40,22 @@ class Credentials:
 
     @classmethod
     def in_directory(cls, directory: Path) -> Self:
-        """Name the files `ca.crt`, `client.crt` and `client.key` of a directory."""
+        """Return the paths of `ca.crt`, `client.crt` and `client.key` in a directory."""
         return cls(ca=directory / "ca.crt", certificate=directory / "client.crt", key=directory / "client.key")
 
     def stamp(self) -> Stamp:
-        """Return what changes if a file changes. Raises CredentialsUnusable if a file is missing."""
+        """Return a stamp that differs once a file changes. Raises CredentialsUnusable if a file is missing."""
         try:
-            found = [path.stat() for path in (self.ca, self.certificate, self.key)]
+            statuses = [path.stat() for path in (self.ca, self.certificate, self.key)]
         except OSError as error:
             raise CredentialsUnusable(f"failed to read the client certificate: {error}") from error
-        return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
+        return tuple((status.st_ino, status.st_size, status.st_mtime_ns) for status in statuses)
 
     def read(self) -> Pem:
-        """Read all files of one renewal.
+        """Read all files, of the same renewal.
 
-        Raises CredentialsUnusable if a file is missing or empty, if other users may read the key, and if the files
-        change all the time.
+        Raises CredentialsUnusable if a file is missing or empty, if other users may use the key, or if the files change
+        during each of 5 attempts.
         """
         for _ in range(_ATTEMPTS):
             before = self.stamp()
@@ -73,16 +73,16 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldCredentials:
-    """A CA, a client certificate and its key, PEM, which the caller holds itself."""
+    """A CA, a client certificate and its key, in PEM and in the caller's memory."""
 
     ca: bytes
     certificate: bytes
     key: bytes = field(repr=False)
 
     def stamp(self) -> Stamp:
-        """Return the same each time: these never change."""
+        """Return a constant: credentials in memory never change."""
         return ()
 
     def read(self) -> Pem:
-        """Return them as they are."""
+        """Return the credentials unchanged."""
         return Pem(ca=self.ca, certificate=self.certificate, key=self.key, stamp=())

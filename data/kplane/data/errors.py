@@ -37,15 +37,15 @@ class DataError(Exception):
 
 
 class InvalidPrefix(DataError):
-    """A prefix is empty, does not begin and end with `/`, or names every key."""
+    """A prefix does not have the form `/<segment>/` with at least one segment, or its range has no end."""
 
 
 class ConditionNotMet(DataError):
-    """A transaction changed nothing, because a condition that it was bound to does not hold."""
+    """A transaction changed no key, because one of its conditions does not hold."""
 
 
 class NotOwned(DataError):
-    """A prefix is not its caller's: it has another owner, or keys and no owner."""
+    """A prefix does not belong to the caller: it has another owner, or keys and no owner key."""
 
     def __init__(self, prefix: str, owner: Owner | None) -> None:
         super().__init__(f"{prefix} belongs to {owner.label}" if owner else f"{prefix} has keys, and no owner")
@@ -54,16 +54,16 @@ class NotOwned(DataError):
 
 
 class DataLost(DataError):
-    """The data of a prefix are not those that were served before: they have another identity, or are gone."""
+    """A prefix no longer has the data that were served before: their identity differs, or the data are missing."""
 
     def __init__(self, prefix: str, *, expected: str | None, found: str | None, cluster_uid: str | None = None) -> None:
         if cluster_uid is not None:
-            said = f"data of another cluster, whose namespace kube-system has uid {cluster_uid}"
+            description = f"data of another cluster, whose namespace kube-system has uid {cluster_uid}"
         elif found is None:
-            said = "no data" if expected is None else f"no data of identity {expected}"
+            description = "no data" if expected is None else f"no data of identity {expected}"
         else:
-            said = "no data" if expected in {None, found} else f"data of identity {found} instead of {expected}"
-        super().__init__(f"{prefix} has {said}")
+            description = "no data" if expected in {None, found} else f"data of identity {found} instead of {expected}"
+        super().__init__(f"{prefix} has {description}")
 
 
 class CredentialsUnusable(DataError):
@@ -71,23 +71,23 @@ class CredentialsUnusable(DataError):
 
 
 class ValueUnreadable(DataError):
-    """A value is not what an API server writes without encryption: protobuf, or JSON."""
+    """A stored value has neither of the two formats of an API server without encryption: protobuf and JSON."""
 
 
 class ValueEncrypted(ValueUnreadable):
-    """An API server encrypted a value: to read it takes its key."""
+    """A stored value is encrypted at rest by an API server, and can only be read with the API server's key."""
 
 
 class SnapshotDamaged(DataError):
-    """A snapshot is not complete, or not what etcd sent."""
+    """A snapshot is incomplete, or its SHA-256 differs from the hash that etcd sent."""
 
 
 class ArchiveDamaged(DataError):
-    """An archive is not complete, or not what was saved."""
+    """An archive is incomplete, or its content differs from the saved keys."""
 
 
 class RevisionTooFar(DataError):
-    """The revision of an etcd is too far below the one that it has to exceed."""
+    """The revision of an etcd is too far below the revision that it must exceed."""
 
     def __init__(self, endpoint: str, *, revision: int, above: int, most: int) -> None:
         super().__init__(
@@ -98,15 +98,15 @@ class RevisionTooFar(DataError):
 
 
 class Unreachable(DataError):
-    """No connection to etcd, or the connection was lost during a call: the call may have taken effect."""
+    """There is no connection to etcd, or the connection was lost during a call. The call may have taken effect."""
 
 
 class TimedOut(DataError):
-    """Etcd did not answer before the deadline of a call: the call may have taken effect."""
+    """Etcd did not answer before the deadline of a call. The call may have taken effect."""
 
 
 class EtcdError(DataError):
-    """Etcd refused a call. It did not take effect."""
+    """Etcd refused a call. The call did not take effect."""
 
 
 class PermissionDenied(EtcdError):
@@ -114,24 +114,24 @@ class PermissionDenied(EtcdError):
 
 
 class NotFound(EtcdError):
-    """The user, role or member does not exist, or lacks what is to be taken away."""
+    """The user, role or member does not exist, or lacks the role or permission to revoke."""
 
 
 class AlreadyExists(EtcdError):
-    """The user, role or address of a member exists."""
+    """The user, the role or the peer URL of a member exists already."""
 
 
 class LearnerBehind(EtcdError):
-    """The learner has not copied enough yet to get a vote."""
+    """The learner has not copied enough data yet to get a vote."""
 
 
 class Compacted(EtcdError):
-    """Etcd no longer has the revision."""
+    """Etcd has compacted the revision."""
 
 
 class NoRoom(EtcdError):
-    """Etcd is full and refuses all writes, or a copy has stopped before that."""
+    """Etcd is full and refuses all writes, or a copy stopped before etcd was full."""
 
 
 class TooLarge(EtcdError):
-    """An answer is larger than the connection takes, or a request larger than etcd takes."""
+    """An answer exceeds the limit of the connection, or a request exceeds the limit of etcd."""

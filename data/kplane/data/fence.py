@@ -1,7 +1,7 @@
-"""Fence an etcd of one tenant, which has no access control otherwise: its API server reads on, and writes nothing.
+"""Fence for the etcd of a single tenant, which runs without access control: its API server may read and not write.
 
-The users and their roles are made while access control is off, when they count for nothing. Then one request turns it
-on, and one turns it off: the fence is there as a whole or not at all. The user `root` may do everything meanwhile.
+Users and roles are created while access control is off and they have no effect. A single request then turns access
+control on, and another turns it off, so a fence is never partial. The user `root` may do everything meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _READS: Final = Permission.everything(kind="read")
 
 
 async def prepare_fence(client: Client, *, user: str) -> None:
-    """Make the users and roles of a fence, behind which `user` only reads. It may be repeated. Raises DataError."""
+    """Create the users and roles of a fence, behind which `user` can only read. Idempotent. Raises DataError."""
     await _ensure_role(client, user=_ROOT, role=_ROOT)
     await _ensure_role(client, user=user, role=_READER)
     permissions = await client.access.permissions_of(_READER) or frozenset()
@@ -36,28 +36,28 @@ async def prepare_fence(client: Client, *, user: str) -> None:
 
 
 async def fence(client: Client, *, user: str) -> None:
-    """Have a user, known by the CN of its client certificate, write nothing from the return on, and read on.
+    """Deny a user all writes once this function has returned. Reads stay allowed.
 
-    `client` has to be the user `root`. It may be repeated. Writes of the user that are under way may fail. Raises
-    DataError.
+    `user` is the CN of a client certificate. The user of `client` must be `root`. Writes of the user in flight may
+    fail. Idempotent. Raises DataError.
     """
     await prepare_fence(client, user=user)
     await client.access.enable()
 
 
 async def seal(client: Client, *, user: str) -> None:
-    """Have a fenced user not even read from the return on; `fence` lets it read again. Raises DataError."""
+    """Deny a fenced user reads too, once this function has returned; `fence` allows reads again. Raises DataError."""
     for role in await client.access.roles_of(user) or ():
         await client.access.revoke_role(user, role)
 
 
 async def lift_fence(client: Client) -> None:
-    """Let everybody with a client certificate do everything again. It may be repeated, by `root`. Raises DataError."""
+    """Allow everything again for every client certificate. `client` must be `root`. Idempotent. Raises DataError."""
     await client.access.disable()
 
 
 async def is_fenced(client: Client) -> bool:
-    """Tell whether the fence is there, as `root`. Raises DataError."""
+    """Return whether the etcd is fenced. The user of `client` must be `root`. Raises DataError."""
     return (await client.access.status()).enabled
 
 

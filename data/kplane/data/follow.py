@@ -1,6 +1,7 @@
-"""A copy of a prefix that follows it: below another prefix, or in another etcd.
+"""Continuous copy of a prefix: below another prefix, or in another etcd.
 
-All keys are copied at one revision of the source, and then each change. A key keeps the time that its lease has left.
+The follower copies all keys at one revision of the source, and then each change. A key with a lease keeps the remaining
+time of its lease.
 """
 
 from __future__ import annotations
@@ -40,43 +41,43 @@ from kplane.data.watch import Change, Changes, changes
 __all__ = ["Comparison", "Follower", "Place", "open_place"]
 
 _MARKS: Final = b".follow/"
-"""Names of keys that are written last: where one is seen, all before it has come. No object has such a name."""
+"""Beginning of mark keys. A watch that shows a mark has shown all earlier changes. No object has such a key."""
 _WRITER: Final = b".follow-writer"
-"""Who writes into a target: each write compares it. So one that was cut off and comes back late changes nothing."""
+"""Key with the name of a target's writer. Each write compares the key, so late writes of a former writer fail."""
 _CLOSED: Final = b"closed"
 _SPARE_SECONDS: Final = 60
-"""So much longer a lease of the target lasts: its keys end with those of the source, and not before."""
+"""Seconds by which a target lease outlasts its source lease: keys of the target expire only with the source's keys."""
 LARGEST_ANSWER: Final = 8 << 20
-"""What the clients of a follower should take at once: tenants decide how large their values are."""
+"""Limit for an answer to a follower's clients, in bytes: tenants decide how large their values are."""
 _AT_ONCE: Final = 8
 
 
 @dataclass(slots=True)
 class Reading:
-    """What a place had at one moment."""
+    """Content of a place, as the result of a read."""
 
     tally: Tally
     revision: int = 0
     old: dict[bytes, int] = field(default_factory=dict)
-    """The revisions of old keys: without those of all other keys, it is empty for a new home."""
+    """Revisions of the target's old keys. A new target is above the source's revision, so the mapping stays empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A prefix in an etcd. What is written there compares `only_if`."""
+    """A prefix in an etcd. Writes to the place compare `only_if`."""
 
     client: Client
     prefix: str
     only_if: tuple[Condition, ...] = ()
 
     async def apply(self, operations: list[Operation]) -> None:
-        """Make the changes in one transaction. Raises DataError."""
+        """Apply the operations in one transaction. Raises ConditionNotMet, and DataError."""
         await self.client.apply(operations, only_if=self.only_if)
 
     async def read(self, *, old_up_to: int = 0) -> Reading:
-        """Read what is there, but for what is left out. Raises DataError.
+        """Read the tally of the place, without the keys that followers ignore. Raises DataError.
 
-        A key counts as old if its revision is at most `old_up_to`.
+        A key is old if its revision is at most `old_up_to`; the result has the revisions of old keys.
         """
         head, reading = prefixes.checked(self.prefix), Reading(Tally())
         async for page in self.client.pages(self.prefix):
@@ -90,17 +91,17 @@ class Place:
 
 
 async def open_place(place: Place) -> None:
-    """Let followers write to a place again that `Follower.close` has closed. Raises DataError."""
+    """Allow followers to write to a place again after `Follower.close`. Raises DataError."""
     await place.apply([Delete(prefixes.checked(place.prefix) + _WRITER)])
 
 
 class Comparison:
-    """What both sides had at one moment. Whether they are equal is known at once; their digests are made when asked."""
+    """Content of source and target at creation time. Equality is computed at once, and the digests on first use."""
 
     def __init__(self, source: Tally, target: Tally) -> None:
-        """Keep both as they are now."""
+        """Copy the current tallies, which may change later."""
         self.equal: Final = source == target
-        """Whether keys and values are the same."""
+        """Whether source and target have equal keys and values."""
         self._source = source.copy()
         self._target = self._source if self.equal else target.copy()
 
@@ -116,11 +117,11 @@ class Comparison:
 
 
 class Follower:
-    """Makes the keys below one place those below another one, and keeps them so.
+    """Copies the keys below a place to another place, and keeps the copy up to date.
 
-    Use: `await copy()`, then `run()` in a task until the end, and `catch_up()` when the source takes no more writes. If
-    the process dies, a new one begins again with `copy`, which writes only what differs. Only the follower may write to
-    the target meanwhile, but for what an API server says of itself. Before others may, `close` it.
+    Await `copy()`, then keep `run()` in a task. Call `catch_up()` when the source takes no more writes. After a crash,
+    a new follower begins again with `copy`, which writes only differences. The follower must be the target's only
+    writer until `close`, except for an API server's records about itself.
     """
 
     def __init__(self, source: Place, target: Place) -> None:
@@ -128,61 +129,63 @@ class Follower:
         self._source, self._target = source, target
         self._from, self._to = prefixes.checked(source.prefix), prefixes.checked(target.prefix)
         self._held: tuple[Condition, ...] = target.only_if
-        """What each write to the target compares."""
+        """Conditions of each write to the target."""
         self._held_shortly: tuple[Condition, ...] = target.only_if
-        """What a write compares that has a large value: a condition that is shorter than one of an API server."""
+        """Conditions of a write with a large value: shorter than the condition that an API server sends."""
         self._copied, self._written = Tally(), Tally()
-        """Of the source as it was copied, and of the target as its watch tells."""
+        """Tallies of the source as copied, and of the target as its watch shows it."""
         self._leases: dict[int, int] = {}
-        """In the target, by those in the source."""
+        """Leases of the target, by the source lease."""
         self._shown = 0
-        """The revision of the target that `_written` is of."""
+        """Revision of the target that `_written` reflects."""
         self._room = RoomWatch(target.client)
         self._mark = _MARKS + self._name
-        """Its own, so that a follower that ended and one that begins do not hide each other's."""
+        """Key of this follower's mark. A mark of another follower, before or after, has another key."""
         self._marked = 0
         self._awaited: dict[int, asyncio.Future[Comparison]] = {}
-        """By what the mark has to be at least."""
+        """Callers of `catch_up`, by the number that the mark must have reached."""
         self._failed: DataError | None = None
-        """Why `run` ended last."""
+        """Error that ended the last `run`."""
         self._behind_since: float | None = None
         self.revision = 0
-        """Of the source, that the target has; 0 before the first copy."""
+        """Revision of the source that the target has; 0 before the first copy."""
         self.keys = 0
-        """Written since the begin."""
+        """Number of operations written since the follower was created."""
         self.size = 0
-        """Bytes of these keys and values."""
+        """Size of the written keys and values, in bytes."""
 
     @property
     def copied(self) -> int:
-        """Number of keys that the source has, as far as they were read."""
+        """Number of the source's keys, as far as the follower has read them."""
         return len(self._copied)
 
     @property
     def lag_seconds(self) -> float:
-        """For how long there have been changes that are not in the target yet."""
+        """Seconds for which the target has lacked changes of the source; 0 if the target is up to date."""
         return time.monotonic() - self._behind_since if self._behind_since is not None else 0.0
 
     async def copy(self) -> None:
-        """Have the target have what the source has at one revision. Keys that the source lacks are deleted there.
+        """Copy the source at one revision to the target, and delete the target's other keys.
 
-        A key whose revision is lower in the target than in the source is written again, even with the same value: what
-        clients see as the resourceVersion of an object never falls. That needs a target above the source's revision.
-        Raises DataError: ConditionNotMet if the target is closed or another owner's, NoRoom if its etcd is nearly full,
-        and Compacted if etcd compacted the revision meanwhile; then call it again.
+        If the revision of a key is lower in the target than in the source, the key is written again, even with an equal
+        value. The resourceVersion that clients see then never falls. This requires a target revision above the source's
+        revision. Raises ConditionNotMet if the target is closed or has another owner, and NoRoom if its etcd is nearly
+        full. Raises Compacted if etcd compacted the revision meanwhile: call `copy` again. Raises DataError.
         """
         await check_room(self._target.client)
         await self._take()
-        # First the source's revision: a key of the target that is above it is above all that is copied.
+        # The source's revision is read before the target: target keys above this revision are above all copied keys.
         present = await self._source.client.revision(key=self._from)
-        there = await self._target.read(old_up_to=present)
-        self._copied, self._written, self._shown = Tally(), there.tally, there.revision
+        existing = await self._target.read(old_up_to=present)
+        self._copied, self._written, self._shown = Tally(), existing.tally, existing.revision
         wrong, revision = self._written.keys(), 0
         slots = asyncio.Semaphore(_AT_ONCE)
         async with task_group() as tasks:
             async for page in self._source.client.pages(self._source.prefix):
                 revision = page.revision
-                for batch in batches([each async for each in self._differing(page.items, wrong, old=there.old)]):
+                for batch in batches(
+                    [operation async for operation in self._differing(page.items, wrong, old=existing.old)]
+                ):
                     await slots.acquire()
                     task = tasks.create_task(self._write(batch), name="write a batch of a copy")
                     task.add_done_callback(lambda _: slots.release())
@@ -191,9 +194,9 @@ class Follower:
         self.revision = revision
 
     async def run(self) -> NoReturn:
-        """Follow until cancelled. Raises DataError.
+        """Follow the source until cancelled. Raises DataError.
 
-        After Compacted, call `copy` before the next `run`. After any other one, `run` may be called again.
+        After Compacted, call `copy` before the next `run`. After any other DataError, `run` may be called again.
         """
         waiting, self._failed = Backlog(), None
         try:
@@ -203,17 +206,17 @@ class Follower:
                 tasks.create_task(self._follow(waiting), name="write what changes in the source of a copy")
         except DataError as error:
             self._failed = error
-            for each in self._awaited.values():
-                if not each.done():
-                    each.set_exception(error)
+            for future in self._awaited.values():
+                if not future.done():
+                    future.set_exception(error)
             raise
         raise AssertionError("none of these tasks ends by itself")
 
     async def catch_up(self) -> Comparison:
-        """Wait until the target has all that the source has now, and compare. `run` has to be running meanwhile.
+        """Wait until the target has all current changes of the source, and compare. `run` must be running.
 
-        It writes a mark into the source. The mark comes after all that was written before, here and in the target.
-        Raises DataError, also where `run` does meanwhile.
+        The method writes a mark into the source. The mark follows all earlier writes, in the source and in the target.
+        Raises DataError, also if `run` fails meanwhile.
         """
         self._marked += 1
         number = self._marked
@@ -228,29 +231,29 @@ class Follower:
             del self._awaited[number]
 
     async def close(self) -> None:
-        """Have no follower write to the target any more, until it is opened. Raises DataError.
+        """Stop all followers from writing to the target, until `open_place`.
 
-        ConditionNotMet says that another follower has taken its place.
+        Raises ConditionNotMet if another follower has taken over the target, and DataError.
         """
         await self._write([Put(self._to + _WRITER, _CLOSED), Delete(self._to + self._mark)])
 
     async def verify(self) -> Comparison:
-        """Read both sides whole, and compare: to be called while the source takes no writes. Raises DataError."""
+        """Read both sides completely, and compare. Call this while the source takes no writes. Raises DataError."""
         source, target = await asyncio.gather(self._source.read(), self._target.read())
         return Comparison(source.tally, target.tally)
 
     async def forget(self) -> None:
-        """Delete the marks of followers on both sides. Who may write there stays noted. Raises DataError."""
+        """Delete the marks of all followers on both sides. The writer key of the target stays. Raises DataError."""
         for place, head in ((self._source, self._from), (self._target, self._to)):
             await place.apply([DeleteRange(head + _MARKS, head + prefixes.range_end(_MARKS))])
 
     async def _take(self) -> None:
-        """Have the target compare the name of this follower from now on, unless it is closed."""
+        """Write this follower's name to the writer key, unless the target is closed. Later writes compare the name."""
         key = self._to + _WRITER
-        found = await self._target.client.get(key)
-        if found is not None and found.value == _CLOSED:
+        writer = await self._target.client.get(key)
+        if writer is not None and writer.value == _CLOSED:
             raise ConditionNotMet(f"{self._target.prefix} is closed to followers: it is in use")
-        before: Condition = Equals(key, found.value) if found is not None else Absent(key)
+        before: Condition = Equals(key, writer.value) if writer is not None else Absent(key)
         taken = await self._target.client.apply([Put(key, self._name)], only_if=(*self._target.only_if, before))
         self._held = (*self._target.only_if, Equals(key, self._name))
         self._held_shortly = (Unchanged(key, taken.revision),)
@@ -258,12 +261,12 @@ class Follower:
     async def _differing(
         self, items: Iterable[KeyValue], wrong: set[bytes], *, old: Mapping[bytes, int]
     ) -> AsyncIterator[Operation]:
-        """Give what to write of a page, and take its keys from those that are wrong in the target."""
+        """Yield the operations for a page, and remove its keys from `wrong`, the keys to delete in the target."""
         for item in items:
             key = item.key.removeprefix(self._from)
             if _is_left_out(key):
                 continue
-            # A lease is not in the hash. So what has one is written again.
+            # A tally has no leases, so a key with a lease is always written again.
             fell = old.get(key, item.revision) < item.revision
             if not item.lease and not fell and self._written.has(key, item.value):
                 wrong.discard(key)
@@ -274,7 +277,7 @@ class Follower:
                 yield put
 
     async def _put(self, key: bytes, value: bytes, *, lease: int) -> Put | None:
-        """Return how the target gets a key; None if its lease has ended."""
+        """Return the operation that writes a key to the target; None if the key's lease has expired."""
         if lease and lease not in self._leases:
             left = await self._source.client.lease_seconds(lease)
             if left <= 0:
@@ -285,16 +288,16 @@ class Follower:
     async def _watch_source(self, waiting: Backlog) -> None:
         watched = changes(self._source.client, self._source.prefix, after=self.revision)
         async with contextlib.aclosing(watched) as groups:
-            async for each in groups:
+            async for group in groups:
                 if self._behind_since is None:
                     self._behind_since = time.monotonic()
-                await waiting.put(each)
+                await waiting.put(group)
 
     async def _watch_target(self) -> None:
         watched = changes(self._target.client, self._target.prefix, after=self._shown)
         async with contextlib.aclosing(watched) as groups:
-            async for each in groups:
-                self._see(each)
+            async for group in groups:
+                self._see(group)
 
     def _see(self, group: Changes) -> None:
         marked = 0
@@ -304,24 +307,26 @@ class Follower:
             if key == self._mark and change.value is not None:
                 marked = int(change.value)
         self._shown = group.revision
-        arrived = [each for number, each in self._awaited.items() if number <= marked and not each.done()]
+        arrived = [future for number, future in self._awaited.items() if number <= marked and not future.done()]
         if arrived:
-            found = Comparison(self._copied, self._written)
-            for each in arrived:
-                each.set_result(found)
+            comparison = Comparison(self._copied, self._written)
+            for future in arrived:
+                future.set_result(comparison)
 
     async def _follow(self, waiting: Backlog) -> NoReturn:
         while True:
             groups = await waiting.take()
-            # Of a key that changed several times, what it is at last. A transaction may have it once.
+            # Only the last change of a key is written: a transaction may contain a key only once.
             latest: dict[bytes, Change] = {}
             for change in (change for group in groups for change in group.items):
                 key = change.key.removeprefix(self._from)
-                # In the order of the last changes, so that a mark stays behind what was before it.
+                # Sort the keys by their last change, so that a mark stays behind all earlier changes.
                 former = latest.pop(key, None)
                 latest[key] = _later_mark(former, change) if key == self._mark else change
                 _note(self._copied, key, change.value)
-            operations = [each for key, change in latest.items() if (each := await self._operation(key, change))]
+            operations = [
+                operation for key, change in latest.items() if (operation := await self._operation(key, change))
+            ]
             for batch in batches(operations):
                 await self._write(batch)
             self.revision = groups[-1].revision
@@ -338,11 +343,11 @@ class Follower:
         await self._room.before(batch)
         await self._target.client.apply(batch, only_if=self._held_shortly if is_large(batch) else self._held)
         self.keys += len(batch)
-        self.size += sum(len(each.key) + len(each.value) for each in batch if isinstance(each, Put))
+        self.size += sum(len(operation.key) + len(operation.value) for operation in batch if isinstance(operation, Put))
 
 
 def _later_mark(former: Change | None, change: Change) -> Change:
-    """Return the one of the higher number: calls beside each other may come in another order."""
+    """Return the mark with the higher number: concurrent calls of `catch_up` may write theirs in another order."""
     if former is None or former.value is None or change.value is None or int(former.value) < int(change.value):
         return change
     return former

@@ -1,7 +1,7 @@
-"""Which data a prefix has: a random identity beside the owner key, outside of every prefix.
+"""Identity of the data below a prefix: a random string in a key beside the owner key, outside of every prefix.
 
-Data that are deleted with their etcd, or replaced by an older backup, lose it. So an empty prefix that had data before
-differs from a new one. A copy has an identity of its own. Data that move keep theirs.
+The identity is lost if its etcd is deleted or restored from an older backup. An empty prefix that had data before
+therefore differs from a new prefix. A copy has an identity of its own. Moved data keep their identity.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ __all__ = ["ServedData", "identify", "identity_key", "identity_of", "set_identit
 
 _IDENTITIES: Final = b"/kplane.dev/identities"
 _LASTING: Final = b"namespaces/kube-system"
-"""A key that each API server has from its first minute on, and that it lets no client delete.
+"""A key that each API server creates within a minute of its first start. API servers refuse to delete this Namespace.
 
-An API server that runs while its data are deleted makes the namespace again, with another uid.
+An API server that runs while its data are deleted creates the Namespace again, with another uid.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ServedData:
-    """The record of data that an API server has served; None is what the record does not have."""
+    """Record of data that an API server has served. A field is None if the record lacks it."""
 
     identity: str | None
     cluster_uid: str | None
-    """The uid of namespace `kube-system`."""
+    """The uid of Namespace `kube-system`."""
 
 
 def identity_key(prefix: str) -> bytes:
-    """Return the key that has the identity of the data of a prefix. Raises InvalidPrefix."""
+    """Return the key of the identity of a prefix. Raises InvalidPrefix."""
     return _IDENTITIES + prefixes.checked(prefix)
 
 
 async def identity_of(client: Client, prefix: str) -> str | None:
-    """Return the identity of the data of a prefix; None if they have none. Raises DataError."""
-    found = await client.get(identity_key(prefix))
-    return found.value.decode(errors="replace") if found is not None else None
+    """Return the identity of the data of a prefix; None if the data have none. Raises DataError."""
+    item = await client.get(identity_key(prefix))
+    return item.value.decode(errors="replace") if item is not None else None
 
 
 async def identify(
@@ -54,29 +54,29 @@ async def identify(
     given_up: str | None = None,
     only_if: Sequence[Condition] = (),
 ) -> str:
-    """Return the identity of the data of a prefix, and write an identity if the data have none.
+    """Return the identity of the data of a prefix, and write a new identity if the data have none.
 
     `served` is the record of the data; None for new data, and for data whose loss a person accepted. `given_up` is the
     identity of the accepted loss. The data get another identity, because a later loss needs its own acceptance. The
-    write compares `only_if`. Raises DataLost if the data are not those of the record, and DataError.
+    write compares `only_if`. Raises DataLost if the data differ from the record, and DataError.
     """
     key = identity_key(prefix)
     existing = await client.get(key)
-    found = existing.value.decode(errors="replace") if existing is not None else None
+    identity = existing.value.decode(errors="replace") if existing is not None else None
     if served is not None:
-        await _compare(client, prefix, served=served, found=found)
-    if existing is not None and found is not None and found != given_up:
-        return found
-    made = uuid.uuid4().hex
+        await _compare(client, prefix, served=served, found=identity)
+    if existing is not None and identity is not None and identity != given_up:
+        return identity
+    fresh = uuid.uuid4().hex
     unchanged = Unchanged(key, existing.revision) if existing is not None else Absent(key)
     try:
-        await client.apply([Put(key, made.encode())], only_if=[*only_if, unchanged])
+        await client.apply([Put(key, fresh.encode())], only_if=[*only_if, unchanged])
     except ConditionNotMet:
-        # An earlier call that got no answer may have done it.
-        if (now := await identity_of(client, prefix)) in (None, given_up):
+        # An earlier call may have succeeded although its answer was lost.
+        if (current := await identity_of(client, prefix)) in (None, given_up):
             raise
-        return str(now)
-    return made
+        return str(current)
+    return fresh
 
 
 async def _compare(client: Client, prefix: str, *, served: ServedData, found: str | None) -> None:
@@ -90,13 +90,13 @@ async def _compare(client: Client, prefix: str, *, served: ServedData, found: st
     try:
         uid = uid_of(namespace.value)
     except ValueUnreadable:
-        # A class may encrypt namespaces: only the API server reads the uid then.
+        # A class may encrypt Namespaces. Only the API server can read the uid then.
         return
     if uid != served.cluster_uid:
         raise DataLost(prefix, expected=served.identity, found=found, cluster_uid=uid)
 
 
 async def set_identity(client: Client, prefix: str, identity: str, *, only_if: Sequence[Condition] = ()) -> None:
-    """Give the data of a prefix this identity, because they moved there. Raises ConditionNotMet, and DataError."""
+    """Set the identity of data that moved to this prefix. Raises ConditionNotMet, and DataError."""
     if await identity_of(client, prefix) != identity:
         await client.apply([Put(identity_key(prefix), identity.encode())], only_if=only_if)

@@ -1,7 +1,7 @@
-"""Owners of prefixes: an owner key for each, compared by etcd in each transaction that writes or deletes for an owner.
+"""Owners of prefixes. Each prefix has an owner key; etcd compares the key in each write or deletion for an owner.
 
-The owner key of `/clusters/acme/` is `/kplane.dev/owners/clusters/acme/`. It lies outside of every prefix, so no tenant
-reads or writes it.
+The owner key of `/clusters/acme/` is `/kplane.dev/owners/clusters/acme/`. Owner keys lie outside of all prefixes, so no
+tenant reads or writes them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ __all__ = ["Owner", "claim", "delete_owned", "owned_below", "owned_by", "owner_k
 
 _OWNERS: Final = b"/kplane.dev/owners"
 _CHUNK: Final = 1000
-"""Keys that one transaction deletes: few enough that other tenants do not wait."""
+"""Maximum number of deleted keys per transaction, so that a deletion does not delay other tenants."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who owns a prefix, by a uid that is never used again."""
+    """Owner of a prefix, identified by a uid that is never used again."""
 
     uid: str
     name: str = ""
-    """For people."""
+    """Name for people; also part of the owner key, and compared with it."""
 
     @property
     def label(self) -> str:
-        """Name and uid, for people."""
+        """Name and uid, for messages."""
         return f"{self.name} ({self.uid})" if self.name else self.uid
 
     def encode(self) -> bytes:
@@ -40,29 +40,29 @@ class Owner:
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
-        """Read what `encode` wrote."""
+        """Read an owner from the value of an owner key, as `encode` returns it."""
         uid, _, name = value.decode(errors="replace").partition(" ")
         return cls(uid, name)
 
 
 def owner_key(prefix: str) -> bytes:
-    """Return the key that says who owns a prefix. Raises InvalidPrefix."""
+    """Return the owner key of a prefix. Raises InvalidPrefix."""
     return _OWNERS + prefixes.checked(prefix)
 
 
 def owned_by(prefix: str, owner: Owner) -> Equals:
-    """Return the condition for `Client.apply` that lets it change something for this owner only."""
+    """Return the condition for `Client.apply` that the prefix belongs to this owner."""
     return Equals(owner_key(prefix), owner.encode())
 
 
 async def owner_of(client: Client, prefix: str) -> Owner | None:
-    """Return who owns a prefix; None if it has no owner key. Raises DataError."""
-    found = await client.get(owner_key(prefix))
-    return Owner.decode(found.value) if found is not None else None
+    """Return the owner of a prefix; None if the prefix has no owner key. Raises DataError."""
+    item = await client.get(owner_key(prefix))
+    return Owner.decode(item.value) if item is not None else None
 
 
 async def owned_below(client: Client, prefix: str) -> dict[str, Owner]:
-    """Return the prefixes below a prefix that have an owner, and who that is. Raises DataError."""
+    """Return the owned prefixes below a prefix, each with its owner. Raises DataError."""
     below = owner_key(prefix).decode()
     return {
         item.key.decode().removeprefix(_OWNERS.decode()): Owner.decode(item.value)
@@ -72,30 +72,30 @@ async def owned_below(client: Client, prefix: str) -> dict[str, Owner]:
 
 
 async def claim(client: Client, prefix: str, *, owner: Owner, known: bool = False) -> None:
-    """Make a prefix the owner's; nothing is written if it is already.
+    """Make a prefix the owner's, without a write if the owner has the prefix already.
 
-    A prefix without owner key that has keys goes only to an owner that is `known` to have made them. Raises NotOwned,
-    and DataError.
+    Pass `known=True` if the owner is known to have made the keys of the prefix. Otherwise a prefix without owner key
+    must be empty. Raises NotOwned, and DataError.
     """
-    found = await owner_of(client, prefix)
-    if found == owner:
+    existing = await owner_of(client, prefix)
+    if existing == owner:
         return
-    if found is not None and found.uid != owner.uid:
-        raise NotOwned(prefix, found)
-    await _change(client, prefix, found=found, owner=owner, empty=found is None and not known)
+    if existing is not None and existing.uid != owner.uid:
+        raise NotOwned(prefix, existing)
+    await _change(client, prefix, found=existing, owner=owner, empty=existing is None and not known)
 
 
 async def take_over(client: Client, prefix: str, *, former: Owner | None, owner: Owner) -> None:
-    """Make a prefix with its keys the owner's, if `former` has it still; None stands for a prefix without owner key.
+    """Transfer a prefix with its keys from owner `former` to `owner`; None stands for a prefix without owner key.
 
-    Raises NotOwned, and DataError.
+    Raises NotOwned if `former` is no longer the owner, and DataError.
     """
     if former != owner:
         await _change(client, prefix, found=former, owner=owner, empty=False)
 
 
 async def release(client: Client, prefix: str, *, owner: Owner) -> bool:
-    """Delete owner key and identity if the prefix is the owner's and has no key; tell whether it did.
+    """Delete owner key and identity if the prefix is the owner's and empty. Return whether the keys were deleted.
 
     Raises DataError.
     """
@@ -108,10 +108,10 @@ async def release(client: Client, prefix: str, *, owner: Owner) -> bool:
 
 
 async def delete_owned(client: Client, prefix: str, *, owner: Owner) -> int:
-    """Delete the keys of a prefix, first their identity, and with the last of them the owner key; returns their number.
+    """Delete all keys of a prefix, and return their number.
 
-    Each transaction compares the owner key: from the moment at which another owner has the prefix, nothing is deleted.
-    Raises NotOwned, and DataError.
+    The identity goes first, and the owner key with the last keys. Each transaction compares the owner key: once the
+    prefix has another owner, this function deletes no more keys. Raises NotOwned, and DataError.
     """
     start, guard, deleted = prefixes.checked(prefix), [owned_by(prefix, owner)], 0
     try:
@@ -130,6 +130,6 @@ async def _change(client: Client, prefix: str, *, found: Owner | None, owner: Ow
     try:
         await client.apply([Put(key, owner.encode())], only_if=conditions)
     except ConditionNotMet:
-        # An earlier call that got no answer may have done it.
-        if (now := await owner_of(client, prefix)) != owner:
-            raise NotOwned(prefix, now) from None
+        # An earlier call may have succeeded although its answer was lost.
+        if (current := await owner_of(client, prefix)) != owner:
+            raise NotOwned(prefix, current) from None

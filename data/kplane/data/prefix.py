@@ -1,4 +1,4 @@
-"""Key prefixes. The slash at the end keeps `/clusters/a/` apart from `/clusters/aa/` and `/clusters/a-b/`."""
+"""Key prefixes. A slash at the end separates `/clusters/a/` from `/clusters/aa/` and `/clusters/a-b/`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["checked", "range_end"]
 
 
 def checked(prefix: str) -> bytes:
-    """Return the prefix as etcd takes it.
+    """Return the prefix in bytes, as etcd expects it.
 
-    Raises InvalidPrefix unless it is `/<segment>/...`: with segments, each of them not empty, and a slash at the end.
+    Raises InvalidPrefix unless the prefix has the form `/<segment>/...`: non-empty segments, and a slash at the end.
     """
     segments = prefix.split("/")
     if len(segments) < 3 or segments[0] or segments[-1] or not all(segments[1:-1]) or "\0" in prefix:
@@ -21,7 +21,7 @@ def checked(prefix: str) -> bytes:
 def range_end(prefix: bytes) -> bytes:
     """Return the first key after all keys that begin with a prefix.
 
-    Raises InvalidPrefix for a prefix of bytes 0xff only, and for an empty one: there is no such key.
+    Raises InvalidPrefix for an empty prefix and for a prefix of bytes 0xff only, because no such key exists.
     """
     kept = prefix.rstrip(b"\xff")
     if not kept:

@@ -1,4 +1,4 @@
-"""Raise the revision of an etcd above that of another one, so that revisions of its keys only grow."""
+"""Raises the revision of an etcd above the revision of another etcd, so that revisions of moved keys only grow."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from kplane.data.tasks import task_group
 __all__ = ["MOST_RAISED", "raise_revision"]
 
 MOST_RAISED: Final = 300_000
-"""Revisions that one call raises: a minute's writes, at 5,000 a second as measured."""
+"""Maximum number of revisions that a call raises: about a minute of writes, at a measured 5,000 a second."""
 
 _KEY: Final = b"/kplane.dev/revision"
-"""It lies outside of every prefix of a control plane, owner or template."""
+"""Key of the writes. The key lies outside of the prefixes of control planes, owners and templates."""
 _AT_ONCE: Final = 64
 
 
 async def raise_revision(client: Client, *, above: int) -> int:
-    """Have the revision of an etcd exceed a number by writes of one small key, and return the revision.
+    """Raise the revision of an etcd above a number by writes of a small key, and return the revision.
 
-    A call that was cut off is repeated: what it raised stays. Raises RevisionTooFar, before anything is written, if
-    more than `MOST_RAISED` revisions are lacking, and DataError.
+    An interrupted call can be repeated: the revisions that it raised stay. Raises RevisionTooFar before the first write
+    if more than `MOST_RAISED` revisions are lacking. Raises DataError.
     """
     revision = await client.revision()
     if (lacking := above + 1 - revision) <= 0:

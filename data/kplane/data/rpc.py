@@ -1,4 +1,4 @@
-"""The calls of etcd's API that this package makes: names on the wire, and the messages of their answers."""
+"""Methods of etcd's API that this package calls: their names on the wire, and their messages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[RequestT, ResponseT]):
-    """A call with one request and one response."""
+    """A method with its path and the types of its request and response."""
 
     path: str
     request: type[RequestT]
@@ -61,7 +61,7 @@ DELETE_RANGE: Final = Method("/etcdserverpb.KV/DeleteRange", pb.DeleteRangeReque
 TXN: Final = Method("/etcdserverpb.KV/Txn", pb.TxnRequest, pb.TxnResponse)
 COMPACT: Final = Method("/etcdserverpb.KV/Compact", pb.CompactionRequest, pb.CompactionResponse)
 
-# A stream of requests, and one of responses.
+# Both the requests and the responses are streams.
 WATCH: Final = Method("/etcdserverpb.Watch/Watch", pb.WatchRequest, pb.WatchResponse)
 
 LEASE_GRANT: Final = Method("/etcdserverpb.Lease/LeaseGrant", pb.LeaseGrantRequest, pb.LeaseGrantResponse)
@@ -72,7 +72,7 @@ LEASE_TIME_TO_LIVE: Final = Method(
 ALARM: Final = Method("/etcdserverpb.Maintenance/Alarm", pb.AlarmRequest, pb.AlarmResponse)
 DEFRAGMENT: Final = Method("/etcdserverpb.Maintenance/Defragment", pb.DefragmentRequest, pb.DefragmentResponse)
 STATUS: Final = Method("/etcdserverpb.Maintenance/Status", pb.StatusRequest, pb.StatusResponse)
-# The response is a stream of messages.
+# The response is a stream.
 SNAPSHOT: Final = Method("/etcdserverpb.Maintenance/Snapshot", pb.SnapshotRequest, pb.SnapshotResponse)
 
 MEMBER_LIST: Final = Method("/etcdserverpb.Cluster/MemberList", pb.MemberListRequest, pb.MemberListResponse)

@@ -1,4 +1,4 @@
-"""A snapshot of a whole etcd, read as a stream and checked against the hash that etcd sends with it."""
+"""Snapshot of a whole etcd, read as a stream and checked against the hash that etcd sends with it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from kplane.data.errors import SnapshotDamaged
 __all__ = ["HASH_BYTES", "Snapshot", "SnapshotHash"]
 
 HASH_BYTES: Final = 32
-"""SHA-256 of the database, behind the database: `etcdutl snapshot restore` checks it too."""
+"""Length of the SHA-256 that follows the database. `etcdutl snapshot restore` checks the hash too."""
 
 _IDLE_SECONDS: Final = 60.0
 
 
 class SnapshotHash:
-    """Reads a snapshot of a known size piece by piece, and tells at its end whether it is whole."""
+    """Checks a snapshot of a given size chunk by chunk, and reports at its end whether it is complete and undamaged."""
 
     def __init__(self, size: int) -> None:
-        """`size` counts the hash at the end too."""
+        """`size` is the number of bytes, including the hash at the end."""
         self._left = size - HASH_BYTES
         self._hash = hashlib.sha256()
         self._sent = b""
 
     def update(self, chunk: bytes) -> None:
-        """Take the next piece."""
+        """Add the next chunk."""
         body = chunk[: self._left]
         self._hash.update(body)
         self._left -= len(body)
@@ -44,29 +44,29 @@ class SnapshotHash:
 
 
 class Snapshot:
-    """A snapshot that etcd has begun to send. Its user must be `root`."""
+    """A snapshot that etcd has begun to send. The user of the connection must be `root`."""
 
     def __init__(self, first: pb.SnapshotResponse, rest: AsyncIterator[pb.SnapshotResponse]) -> None:
-        """Use `take`."""
+        """Use `take` to create a snapshot."""
         self.size: Final = len(first.blob) + first.remaining_bytes + HASH_BYTES
-        """Bytes of the snapshot with the hash at its end: a file that `etcdutl snapshot restore` reads."""
+        """Bytes of the snapshot with the hash at its end; `etcdutl snapshot restore` reads such a file."""
         self._first = first.blob
         self._rest = rest
 
     @classmethod
     async def take(cls, connection: Connection, *, idle_seconds: float = _IDLE_SECONDS) -> Self:
-        """Ask for a snapshot. `idle_seconds` bounds each wait for its next piece. Raises DataError."""
+        """Request a snapshot. `idle_seconds` limits the wait for each message. Raises DataError."""
         messages = connection.stream(rpc.SNAPSHOT, pb.SnapshotRequest(), idle_seconds=idle_seconds)
         async for first in messages:
             return cls(first, messages)
         raise SnapshotDamaged(f"etcd at {connection.endpoint} sent an empty snapshot")
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Read it, once. Raises DataError; SnapshotDamaged after the last piece if what came is not whole."""
-        found = SnapshotHash(self.size)
-        found.update(self._first)
+        """Yield the chunks; call this once. Raises DataError, and SnapshotDamaged after the last chunk."""
+        checksum = SnapshotHash(self.size)
+        checksum.update(self._first)
         yield self._first
         async for message in self._rest:
-            found.update(message.blob)
+            checksum.update(message.blob)
             yield message.blob
-        found.check()
+        checksum.check()

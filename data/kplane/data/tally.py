@@ -1,4 +1,4 @@
-"""The keys of a prefix with the hashes of their values, kept up with each change: so a comparison reads nothing."""
+"""Keys of a prefix with the hashes of their values, updated with each change: a comparison needs no read of etcd."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Tally"]
 
 
 class Tally:
-    """Knows keys without their prefix, and the SHA-256 of each value."""
+    """Map of keys, without their prefix, to the SHA-256 of their values."""
 
     def __init__(self) -> None:
         self._hashes: dict[bytes, bytes] = {}
@@ -21,16 +21,16 @@ class Tally:
         return len(self._hashes)
 
     def has(self, key: bytes, value: bytes) -> bool:
-        """Tell whether a key has this value."""
-        known = self._hashes.get(key)
-        return known is not None and known == hashlib.sha256(value).digest()
+        """Return whether a key has this value."""
+        existing = self._hashes.get(key)
+        return existing is not None and existing == hashlib.sha256(value).digest()
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Note what a key has."""
+        """Record the value of a key."""
         self._hashes[key] = hashlib.sha256(value).digest()
 
     def delete(self, key: bytes) -> None:
-        """Note that a key is not there."""
+        """Record that a key does not exist."""
         self._hashes.pop(key, None)
 
     @override
@@ -40,19 +40,19 @@ class Tally:
     __hash__ = None  # type: ignore[assignment] # as of all that changes
 
     def copy(self) -> Tally:
-        """Return one that stays as it is now."""
+        """Return an independent copy."""
         copied = Tally()
         copied._hashes = dict(self._hashes)
         return copied
 
     def keys(self) -> set[bytes]:
-        """Return the keys."""
+        """Return the keys, without their prefix."""
         return set(self._hashes)
 
     def digest(self) -> Digest:
         """Return the number of keys, and the SHA-256 of keys and hashes in order: equal for equal keys and values."""
         hashed = hashlib.sha256()
         for key in sorted(self._hashes):
-            # With its length, so that no two lists of keys and values are the same bytes.
+            # The length goes first, so that two different lists of keys and values never hash the same bytes.
             hashed.update(len(key).to_bytes(8, "big") + key + self._hashes[key])
         return Digest(len(self._hashes), hashed.hexdigest())

@@ -1,4 +1,4 @@
-"""Groups of tasks that call etcd: the first of their errors is raised alone."""
+"""Groups of tasks that call etcd. A group raises the first DataError of its tasks alone, without an ExceptionGroup."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _T = TypeVar("_T")
 
 
 class _Group(asyncio.TaskGroup):
-    """Waits for its tasks before it exits.
+    """A task group that waits for its tasks before it exits.
 
-    A group of Python 3.11 or 3.12 of which a task fails while it exits leaves its own task marked as being cancelled.
-    That task then takes its next error for its end.
+    In Python 3.11 and 3.12, a task that fails while its group exits leaves the parent task marked as being cancelled.
+    The parent then mistakes its next error for its own cancellation.
     """
 
     def __init__(self) -> None:
@@ -48,13 +48,13 @@ class _Group(asyncio.TaskGroup):
 
 @contextlib.asynccontextmanager
 async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
-    """Run a group of tasks of which each may fail with DataError, and raise the first of these alone."""
+    """Run a group of tasks that may fail with DataError, and raise the first of these errors alone."""
     try:
         async with _Group() as tasks:
             yield tasks
             await tasks.ended()
     except ExceptionGroup as failed:
-        known, others = failed.split(DataError)
-        if known is None or others is not None:
+        ours, others = failed.split(DataError)
+        if ours is None or others is not None:
             raise
-        raise known.exceptions[0] from None
+        raise ours.exceptions[0] from None

@@ -1,4 +1,4 @@
-"""Templates: what a control plane's keys were at one time, and putting them back to that."""
+"""Templates: the keys of a control plane at one revision. A reset restores the keys of a prefix to a template."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from kplane.data.errors import DataError
 __all__ = ["COPY_MARK", "Reset", "Template", "batches", "is_large", "is_mark", "is_transient", "reset"]
 
 COPY_MARK: Final = b".copy"
-"""Name of the key that says whose copy the keys beside it are: see `clone`. No object of Kubernetes has such a name."""
+"""Name of the key that records the state of a copy beside it; see `copying`. No Kubernetes object has such a name."""
 
 _MAX_BYTES: Final = 1 << 20
-"""Keys and values in one transaction; etcd takes requests of 1.5 MiB."""
+"""Maximum size of the keys and values per transaction, in bytes; etcd accepts requests of 1.5 MiB by default."""
 
 _TRANSIENT: Final = (b"leases/", b"masterleases/", b"peerserverleases/", b"events/", COPY_MARK)
-"""What an API server has no use for after a restart. It is in no template."""
+"""Keys that an API server does not need after a restart, and the mark of a copy. Templates omit these keys."""
 
 
 def is_mark(key: bytes) -> bool:
-    """Tell whether a key, without its prefix, is a note of kplane's beside the data, such as `COPY_MARK`."""
+    """Return whether a key, without its prefix, is kplane's own mark beside the data, such as `COPY_MARK`."""
     return key.startswith(b".")
 
 
 def is_transient(key: bytes) -> bool:
-    """Tell whether a key, without its prefix, is a Lease or an Event, or the mark of a copy."""
+    """Return whether a key, without its prefix, is a Lease, an Event, or the mark of a copy."""
     return key.startswith(_TRANSIENT)
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The keys of a control plane at one revision, without their prefix, and their values."""
+    """Keys and values of a control plane at one revision, without the prefix."""
 
     revision: int
     values: Mapping[bytes, bytes]
@@ -49,25 +49,25 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """What a reset changed: keys without their prefix."""
+    """Result of a reset: changed keys without their prefix."""
 
     revision: int
-    """The keys are as in the template from this revision on."""
+    """Revision from which on the keys equal the template."""
     deleted: tuple[bytes, ...]
     put: tuple[bytes, ...]
 
 
 async def reset(client: Client, prefix: str, template: Template) -> Reset:
-    """Make the keys of a prefix those of a template; an API server may run on them.
+    """Reset the keys of a prefix to a template; an API server may be running on the keys.
 
-    Keys that the template lacks are deleted, Leases and Events among them, and what is absent or differs is written.
-    Nothing is written or deleted outside of the prefix, and of a running API server's records about itself. This takes
-    one transaction if it is at most `MAX_OPERATIONS` changes and 1 MiB, else several. Raises DataError.
+    The reset writes the template's missing and changed keys. It deletes all other keys, including Leases and Events,
+    except a running API server's records about itself. The reset is a single transaction if it has at most
+    `MAX_OPERATIONS` changes and 1 MiB, and several otherwise. Raises DataError.
     """
     head = prefixes.checked(prefix)
-    revision, found = await _read(client, prefix)
-    deleted = tuple(key for key in found if key not in template.values and not is_presence(key))
-    put = tuple(key for key, value in template.values.items() if found.get(key) != value)
+    revision, existing = await _read(client, prefix)
+    deleted = tuple(key for key in existing if key not in template.values and not is_presence(key))
+    put = tuple(key for key, value in template.values.items() if existing.get(key) != value)
     changes: list[Operation] = [Put(head + key, template.values[key]) for key in put]
     changes += [Delete(head + key) for key in deleted]
     for batch in batches(changes):
@@ -88,12 +88,12 @@ async def _read(client: Client, prefix: str) -> tuple[int, dict[bytes, bytes]]:
 
 
 def is_large(batch: Sequence[Operation]) -> bool:
-    """Tell whether a transaction has one value that may be as large as etcd takes: its conditions have to be short."""
+    """Return whether a transaction has a single value near etcd's size limit, so that its conditions must be short."""
     return len(batch) == 1 and isinstance(batch[0], Put) and len(batch[0].value) > _MAX_BYTES
 
 
 def batches(changes: Iterable[Operation], *, most: int = MAX_OPERATIONS) -> Iterator[list[Operation]]:
-    """Cut changes into transactions of at most `most` operations and about 1 MiB."""
+    """Split changes into transactions of at most `most` operations and about 1 MiB."""
     batch, size = list[Operation](), 0
     for change in changes:
         weight = len(change.key) + (len(change.value) if isinstance(change, Put) else 0)

@@ -1,4 +1,4 @@
-"""Uids, creation times and owners of stored objects, and types of Secrets, in the bytes that an API server stores."""
+"""Uids, creation times and owners of stored objects, and types of Secrets, read from an API server's stored bytes."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from kplane.data.errors import ValueEncrypted, ValueUnreadable
 __all__ = ["creation_time_like", "creation_time_of", "secret_type_of", "uid_of", "without_owners"]
 
 _ENVELOPE: Final = b"k8s\0"
-"""What a protobuf value begins with; a message `Unknown` of k8s.io/apimachinery follows."""
+"""First bytes of a protobuf value; a message `Unknown` of k8s.io/apimachinery follows."""
 _RAW: Final = 2
-"""Field of `Unknown`: the object."""
+"""Number of the field of `Unknown` with the object."""
 _METADATA: Final = 1
-"""Field of each stored object: its ObjectMeta."""
+"""Number of the field of each stored object with its ObjectMeta."""
 _UID: Final = 5
-"""Field of ObjectMeta."""
+"""Number of the field of ObjectMeta with the uid."""
 _CREATION_TIME: Final = 8
-"""Field of ObjectMeta: a message Timestamp, with its seconds and no nanoseconds."""
+"""Number of the field of ObjectMeta with the creation time: a message Timestamp with seconds and no nanoseconds."""
 _CREATION_TIME_FORM: Final = re.compile(rb"\x42\x08\x08[\x80-\xff]{4}[\x00-\x7f]\x10\x00")
-"""That field with its number. The seconds of the years 1978 to 3058 take five bytes."""
+"""Encoded field `_CREATION_TIME` with its tag. The seconds of the years 1978 to 3058 take five bytes."""
 _JSON_TIME_FORM: Final = re.compile(rb'"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"')
 _OWNER_REFERENCES: Final = 13
-"""Field of ObjectMeta: each is a message OwnerReference."""
+"""Number of the repeated field of ObjectMeta with messages OwnerReference."""
 _OWNER_UID: Final = 4
-"""Field of OwnerReference."""
+"""Number of the field of OwnerReference with the uid of the owner."""
 _SECRET_TYPE: Final = 3
-"""Field of Secret."""
+"""Number of the field of Secret with its type."""
 _ENCRYPTED: Final = b"k8s:enc:"
-"""What a value begins with that an API server encrypted."""
+"""First bytes of a value that an API server encrypted."""
 _VARINT: Final = 0
 _FIXED64: Final = 1
 _BYTES: Final = 2
@@ -41,9 +41,9 @@ _FIXED32: Final = 5
 
 
 def uid_of(value: bytes) -> str | None:
-    """Return the uid of a stored object; None if it has none, such as a range of ports.
+    """Return the uid of a stored object; None for an object without a uid, such as a range of ports.
 
-    Raises ValueUnreadable, ValueEncrypted among them.
+    Raises ValueUnreadable, and its subclass ValueEncrypted.
     """
     with _reading(value):
         if value.startswith(_ENVELOPE):
@@ -53,9 +53,9 @@ def uid_of(value: bytes) -> str | None:
 
 
 def creation_time_of(value: bytes) -> bytes | None:
-    """Return how a stored object spells its creation time, as it is in its bytes; None if it has none.
+    """Return the encoded creation time of a stored object, exactly as in its bytes; None for an object without it.
 
-    Raises as `uid_of` does.
+    Raises ValueUnreadable, and its subclass ValueEncrypted.
     """
     with _reading(value):
         if value.startswith(_ENVELOPE):
@@ -68,14 +68,14 @@ def creation_time_of(value: bytes) -> bytes | None:
 
 
 def creation_time_like(spelled: bytes, time: datetime) -> bytes:
-    """Spell a time as `creation_time_of` gave another one: of the same length."""
+    """Encode a time in the format and length of `spelled`, which is a result of `creation_time_of`."""
     if spelled.startswith(b'"'):
         return time.astimezone(UTC).strftime('"%Y-%m-%dT%H:%M:%SZ"').encode()
     return spelled[:3] + _encoded(int(time.timestamp())) + spelled[-2:]
 
 
 def secret_type_of(value: bytes) -> str:
-    """Return the type of a stored Secret; empty if it has none. Raises as `uid_of` does."""
+    """Return the type of a stored Secret; empty if the Secret has none. Raises as `uid_of` does."""
     with _reading(value):
         if value.startswith(_ENVELOPE):
             return _field(_raw(value), _SECRET_TYPE).decode()
@@ -83,9 +83,9 @@ def secret_type_of(value: bytes) -> str:
 
 
 def without_owners(value: bytes, uids: Collection[bytes]) -> tuple[bytes, int]:
-    """Remove the owner references to these uids from a stored object, and return it with the number of them.
+    """Remove the owner references to these uids from a stored object. Return the object and the number of removals.
 
-    Raises as `uid_of` does.
+    Raises ValueUnreadable, and its subclass ValueEncrypted.
     """
     with _reading(value):
         if not value.startswith(_ENVELOPE):
@@ -109,16 +109,16 @@ def without_owners(value: bytes, uids: Collection[bytes]) -> tuple[bytes, int]:
 
 
 def _json_without_owners(value: bytes, uids: Collection[bytes]) -> tuple[bytes, int]:
-    found = json.loads(value)
-    metadata = found.get("metadata") or {}
+    document = json.loads(value)
+    metadata = document.get("metadata") or {}
     references = metadata.get("ownerReferences") or []
-    kept = [each for each in references if str(each.get("uid")).encode() not in uids]
+    kept = [reference for reference in references if str(reference.get("uid")).encode() not in uids]
     if len(kept) == len(references):
         return value, 0
     metadata["ownerReferences"] = kept
     if not kept:
         del metadata["ownerReferences"]
-    return json.dumps(found, separators=(",", ":"), ensure_ascii=False).encode(), len(references) - len(kept)
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode(), len(references) - len(kept)
 
 
 @contextlib.contextmanager
@@ -136,15 +136,15 @@ def _raw(value: bytes) -> bytes:
 
 
 def _field(message: bytes, number: int) -> bytes:
-    """Return a field that is a message or a string, at its first place; empty if the message lacks it."""
-    return next((content for found, content, _ in _fields(message) if found == number), b"")
+    """Return the first occurrence of a field that is a message or a string; empty if the message lacks the field."""
+    return next((content for field, content, _ in _fields(message) if field == number), b"")
 
 
 def _replaced(message: bytes, number: int, replace: Callable[[bytes], bytes | None]) -> bytes:
-    """Replace the content of a field at each of its places; None removes it there."""
+    """Replace the content of each occurrence of a field; `replace` returns None to remove the occurrence."""
     pieces = list[bytes]()
-    for found, content, whole in _fields(message):
-        replaced = replace(content) if found == number else content
+    for field, content, whole in _fields(message):
+        replaced = replace(content) if field == number else content
         if replaced is None:
             continue
         if replaced == content:
@@ -155,7 +155,7 @@ def _replaced(message: bytes, number: int, replace: Callable[[bytes], bytes | No
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """Give the number of each field, its content if that is a message or a string, and all of its bytes."""
+    """Yield the number of each field, its content if it is a message or a string, and its bytes with the tag."""
     at = 0
     while at < len(message):
         start = at

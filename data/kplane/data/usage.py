@@ -1,4 +1,4 @@
-"""Measures what a prefix takes in etcd, by small steps that leave the etcd to others in between."""
+"""Measurement of the keys and bytes of a prefix, in small reads that leave etcd free for other clients in between."""
 
 from __future__ import annotations
 
@@ -17,50 +17,52 @@ __all__ = ["Usage", "estimate", "usage"]
 
 _FIRST: Final = 32
 _MOST: Final = 256
-"""Keys in one step: an answer is a few hundred kilobytes where values are of the usual size."""
+"""Maximum number of keys per read: the answer has a few hundred kilobytes if values have their usual size."""
 _BYTES: Final = 1 << 18
-"""What a step is to weigh, where keys of one size follow each other."""
+"""Target size of an answer, in bytes; the number of keys per read adapts to the size of the last answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Keys of a prefix, and the bytes of these keys and their present values."""
+    """Number of keys of a prefix, and the bytes of these keys and their current values."""
 
     keys: int
     bytes: int
 
 
 async def usage(client: Client, prefix: str, *, share: float) -> Usage:
-    """Measure a prefix, and spend at most this share of the time on calls: after each it waits.
+    """Measure a prefix, and spend at most this share of the time on calls.
 
-    Not at one revision: what is written meanwhile counts or not. Raises DataError.
+    `share` is above 0 and at most 1. The function sleeps after each call. The reads have different revisions, so a
+    concurrent write may count or not. Raises DataError.
     """
-    found = Usage(0, 0)
-    async for each in _measured(client, prefix, share=share):
-        found = each
-    return found
+    measured = Usage(0, 0)
+    async for totals in _measured(client, prefix, share=share):
+        measured = totals
+    return measured
 
 
 async def estimate(client: Client, prefix: str, *, seconds: float) -> Usage:
-    """Count the keys of a prefix, and measure them for this number of seconds. The rest is estimated.
+    """Count the keys of a prefix, measure keys for a number of seconds, and extrapolate to the keys not read.
 
-    Each key of the rest counts as the median of those measured: a few large objects come first in their namespace, and
-    a mean would give their size to all others. The sum is at most what the whole database uses. Raises DataError.
+    Each remaining key counts as the median of the measured sizes. A namespace may begin with a few large objects, and
+    a mean would apply their size to all keys. The estimate is at most the size in use of the whole database. Raises
+    DataError.
     """
-    keys, ends, found = await client.count(prefix), time.monotonic() + seconds, Usage(0, 0)
+    keys, ends, total = await client.count(prefix), time.monotonic() + seconds, Usage(0, 0)
     steps: list[Usage] = []
     async with contextlib.aclosing(_measured(client, prefix, share=1.0)) as measured:
-        async for each in measured:
-            steps.append(Usage(each.keys - found.keys, each.bytes - found.bytes))
-            found = each
-            if time.monotonic() > ends and found.keys < keys:
-                estimated = found.bytes + round(_median_size(steps) * (keys - found.keys))
-                return Usage(keys, max(found.bytes, min(estimated, await client.size_in_use())))
-    return found
+        async for progress in measured:
+            steps.append(Usage(progress.keys - total.keys, progress.bytes - total.bytes))
+            total = progress
+            if time.monotonic() > ends and total.keys < keys:
+                estimated = total.bytes + round(_median_size(steps) * (keys - total.keys))
+                return Usage(keys, max(total.bytes, min(estimated, await client.size_in_use())))
+    return total
 
 
 def _median_size(steps: Sequence[Usage]) -> float:
-    """Return the median of the bytes of a key. All keys of a step count as their mean."""
+    """Return the median size of a key and its value, in bytes. All keys of a step count with the mean of the step."""
     left = sum(step.keys for step in steps) / 2
     for step in sorted((step for step in steps if step.keys), key=lambda step: step.bytes / step.keys):
         left -= step.keys
@@ -70,8 +72,8 @@ def _median_size(steps: Sequence[Usage]) -> float:
 
 
 async def _measured(client: Client, prefix: str, *, share: float) -> AsyncGenerator[Usage]:
-    """Measure step by step, and give what was found so far."""
-    walk, found = Walk(prefix, first=_FIRST, most=_MOST, size=_BYTES), Usage(0, 0)
+    """Measure a prefix step by step, and yield the totals so far."""
+    walk, total = Walk(prefix, first=_FIRST, most=_MOST, size=_BYTES), Usage(0, 0)
     while not walk.ended:
         began = time.monotonic()
         try:
@@ -80,6 +82,6 @@ async def _measured(client: Client, prefix: str, *, share: float) -> AsyncGenera
             if not walk.halve():
                 raise
         else:
-            found = Usage(found.keys + step.keys, found.bytes + step.size)
-            yield found
+            total = Usage(total.keys + step.keys, total.bytes + step.size)
+            yield total
         await asyncio.sleep((time.monotonic() - began) * (1 / share - 1))

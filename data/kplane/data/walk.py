@@ -1,7 +1,7 @@
-"""The way of a reader through the keys of a prefix: how many keys to ask for next, and up to which end.
+"""Iteration over the keys of a prefix: chooses the limit and the end of each Range request.
 
-etcd's Range counts all keys up to the end of the range in each call, however few the limit asks for. An end nearby
-keeps this count small. Otherwise the time to read a prefix grows with the square of its number of keys.
+etcd's Range counts all keys up to the end of the range in each call, even if the limit is small. A nearby end keeps
+this count small. Otherwise the time to read a prefix grows with the square of its number of keys.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from kplane.data._proto import etcd_pb2 as pb
 __all__ = ["Walk"]
 
 _MOST_COUNTED: Final = 10_000
-"""Keys that etcd may count beside a page. It counts some 10 million a second."""
+"""Number of keys that etcd may count for a page before the walk narrows the range. etcd counts 10 million a second."""
 
 
 class Walk:
-    """Walks through a prefix: ask for `limit` keys from `start` to `end`, then call `advance`, until it has `ended`."""
+    """Walk through a prefix: read `limit` keys from `start` to `end`, call `advance`, and repeat until `ended`."""
 
     def __init__(self, prefix: str, *, first: int, most: int, size: int) -> None:
         """Begin at the first key. Raises InvalidPrefix.
 
-        The limit is `first` keys at first, and later as many as weigh about `size` bytes, but not more than `most`.
+        `first` is the first limit. Later limits follow the size of the answers: about `size` bytes in each answer, and
+        at most `most` keys.
         """
         self._prefix = prefixes.checked(prefix)
         self._within = self._prefix
-        """The keys up to `end` begin with this."""
+        """Common beginning of the keys up to `end`."""
         self._step = 1
-        """Bytes that are cut off when no key is left there."""
+        """Number of bytes that `_widen` removes from `_within` when the range has no more keys."""
         self._most = most
         self._size = size
         self.start = self._prefix
@@ -38,12 +39,12 @@ class Walk:
         self.ended = False
 
     def halve(self) -> bool:
-        """Ask for fewer keys, because the answer was too large; False if a single key is too large."""
+        """Halve the limit, because the answer was too large. Return False if the limit is a single key already."""
         self.limit, halved = max(1, self.limit // 2), self.limit > 1
         return halved
 
     def advance(self, answer: pb.RangeResponse) -> None:
-        """Continue behind the keys of an answer."""
+        """Continue after the keys of an answer."""
         keys = answer.kvs
         if keys:
             self.limit = max(1, min(self._most, 2 * self.limit, self._size * len(keys) // answer.ByteSize()))
@@ -57,9 +58,12 @@ class Walk:
             self._widen()
 
     def _narrow(self, first: bytes, last: bytes) -> None:
-        """Read the neighbours of the last page: keys that begin as its keys do, but for one byte if that is less."""
+        """Narrow the range to keys with the common beginning of the last page, or with a byte less if that is narrower.
+
+        A range without the last byte also has the neighbours of the page.
+        """
         pairs = zip(first, last, strict=False)
-        shared = first[: next((place for place, (one, other) in enumerate(pairs) if one != other), 0)]
+        shared = first[: next((place for place, (left, right) in enumerate(pairs) if left != right), 0)]
         for within in (shared[:-1], shared):
             if len(within) > len(self._within):
                 self._within, self._step = within, 1
@@ -69,6 +73,6 @@ class Walk:
     def _widen(self) -> None:
         self.start = self.end
         self._within = self._within[: max(len(self._prefix), len(self._within) - self._step)]
-        # Otherwise keys of many lengths would cost a call for each byte.
+        # The step doubles: with a fixed step, keys of many lengths would cost a call for each byte.
         self._step *= 2
         self.end = prefixes.range_end(self._within)

@@ -1,4 +1,4 @@
-"""What changes below a prefix, as it happens."""
+"""Watch of a prefix: yields the changes of its keys as they happen."""
 
 from __future__ import annotations
 
@@ -24,28 +24,29 @@ class Change:
 
     key: bytes
     value: bytes | None
-    """None: it was deleted, or its lease ended."""
+    """None if the key was deleted, or its lease expired."""
     lease: int = 0
-    """Of etcd, with which the key ends; 0 if it has none."""
+    """Id of the etcd lease with which the key expires; 0 if the key has no lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What happened up to a revision, in order. Changes of one revision are never parted."""
+    """Changes up to a revision, in order. Changes of a revision are never split between two groups."""
 
     revision: int
     items: tuple[Change, ...]
 
     @property
     def size(self) -> int:
-        """Bytes of the keys and values."""
-        return sum(len(each.key) + len(each.value or b"") for each in self.items)
+        """Size of the keys and values, in bytes."""
+        return sum(len(change.key) + len(change.value or b"") for change in self.items)
 
 
 async def changes(client: Client, prefix: str, *, after: int) -> AsyncGenerator[Changes]:
-    """Give the changes below a prefix that come after a revision, without an end.
+    """Yield the changes below a prefix after a revision, without an end.
 
-    Raises DataError: InvalidPrefix, Compacted if etcd has no history since that revision, and what ends the stream.
+    Raises InvalidPrefix, Compacted if etcd no longer has the history since that revision, and DataError if the stream
+    fails.
     """
     start = prefixes.checked(prefix)
     create = pb.WatchCreateRequest(
@@ -53,7 +54,7 @@ async def changes(client: Client, prefix: str, *, after: int) -> AsyncGenerator[
     )
     request = pb.WatchRequest(create_request=create)
     items, revision = list[Change](), after
-    # So many of the items belong to revisions up to `until`, of which nothing is missing.
+    # The first `complete` items are all changes up to revision `until`.
     complete, until = 0, after
     stream = client.connection.subscribe(rpc.WATCH, request, begin_seconds=_BEGIN_SECONDS)
     async with contextlib.aclosing(stream) as answers:
@@ -67,7 +68,8 @@ async def changes(client: Client, prefix: str, *, after: int) -> AsyncGenerator[
                 revision = event.kv.mod_revision
             if not answer.fragment:
                 complete, until = len(items), revision
-            # A watcher that is behind gets a thousand revisions in one answer: its fragments are not put together.
+            # A watcher that is behind gets a thousand revisions in one answer. Complete revisions are therefore yielded
+            # at each fragment, without the last fragment.
             if complete:
                 yield Changes(until, tuple(items[:complete]))
                 items, complete = items[complete:], 0
@@ -79,8 +81,8 @@ def _change(event: pb.Event) -> Change:
 
 
 def _ended(client: Client, answer: pb.WatchResponse) -> EtcdError:
-    told = f"failed to watch etcd at {client.endpoint}: "
+    failure = f"failed to watch etcd at {client.endpoint}: "
     if answer.compact_revision:
-        return Compacted(f"{told}its history begins at revision {answer.compact_revision}")
+        return Compacted(f"{failure}its history begins at revision {answer.compact_revision}")
     kind = PermissionDenied if "permission denied" in answer.cancel_reason.lower() else EtcdError
-    return kind(f"{told}{answer.cancel_reason or 'etcd ended the watch'}")
+    return kind(f"{failure}{answer.cancel_reason or 'etcd ended the watch'}")
