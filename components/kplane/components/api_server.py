@@ -1,4 +1,4 @@
-"""A control plane's kube-apiserver."""
+"""Description of a control plane's kube-apiserver."""
 
 from __future__ import annotations
 
@@ -37,49 +37,49 @@ API_SERVER: Final = "kube-apiserver"
 """Name of the program."""
 
 READY: Final = "/readyz"
-"""Answers 200 when an API server serves, and its data are bootstrapped."""
+"""Path that answers 200 once an API server serves and its data are bootstrapped."""
 _HTTPS: Final = "https"
 API_SERVER_PORTS: Final = (_HTTPS,)
-"""What `Runtime.reserve` is asked for."""
+"""Ports to reserve with `Runtime.reserve`."""
 
 API_SERVER_RESOURCES: Final = Resources(cpu_request="100m", memory_request="256Mi", memory_limit="2Gi")
-"""An empty one takes 159 MiB, see docs/reference/benchmarks/memory.md; the limit keeps one tenant from taking the
-others' memory. They apply unless spec or class set others."""
+"""Default resources, unless spec or class set others. An empty API server takes 159 MiB, see
+docs/reference/benchmarks/memory.md. The limit keeps a tenant from taking the memory of other tenants."""
 
 _PROBE_SECONDS: Final = 0.05
-"""A request may wait for the answer."""
+"""Interval of the readiness probe, in seconds: a request may be waiting for the API server."""
 
 _GOGC: Final = {ApiServerMemory.SMALL: 25, ApiServerMemory.BALANCED: 50, ApiServerMemory.LARGE: 100}
-"""Percent by which the heap may grow until Go collects garbage; Go's own default is 100.
+"""Percent by which the heap may grow before Go collects garbage; Go's own default is 100.
 
 See docs/reference/benchmarks/memory.md.
 """
 
 
 def dns_address(service_cidr: str) -> str:
-    """Return where kubelets expect the cluster's DNS: the tenth address of Services, by kubeadm's rule."""
+    """Return the address at which kubelets expect the cluster's DNS: the tenth Service address, by kubeadm's rule."""
     return str(ip_network(service_cidr)[10])
 
 
 def serving_hosts(
     address: Address, *, service_cidr: str = DEFAULT_SERVICE_CIDR, published: str | None = None
 ) -> tuple[str, ...]:
-    """Names and addresses that the API server's certificate must be for. `published` is its name at the gateway."""
+    """Return the hosts of the API server's certificate. `published` is the API server's name at the gateway."""
     names = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
     external = (address.external.host,) if address.external is not None else ()
-    # Kubernetes gives the Service default/kubernetes the first address.
+    # Kubernetes assigns the first address to the Service default/kubernetes.
     first = str(ip_network(service_cidr)[1])
     public = (published,) if published is not None else ()
     return (address.host, *external, *public, *names, "kubernetes.default.svc.cluster.local", first)
 
 
 def server_url(address: Address) -> str:
-    """URL under which the API server is reached by other components."""
+    """Return the URL under which other components reach the API server."""
     return _url(address.host, address.ports[_HTTPS])
 
 
 def external_url(address: Address) -> str:
-    """URL under which the API server is reached from outside."""
+    """Return the URL under which clients outside of the cluster reach the API server."""
     if address.external is None:
         return server_url(address)
     return _url(address.external.host, address.external.ports[_HTTPS])
@@ -108,10 +108,11 @@ def api_server_component(
 ) -> Component:
     """Describe the kube-apiserver of a control plane. Equal arguments give an equal description.
 
-    `etcd_prefix` is where its keys lie, without a slash at the end. An API server on an etcd that others share
-    (`etcd_shared`) neither compacts it nor looks into its size: both would need rights beyond its prefix. `version` is
-    that of `Component`. `settings` are those of its class, whose `service_cidr` does not count here. Besides its etcd,
-    it connects to what `egress` says; None: to whatever its users say. It is ready when `ready_at` answers 200.
+    `etcd_prefix` is the prefix of its keys, without a slash at the end. On a shared etcd (`etcd_shared`), the API
+    server neither compacts etcd nor polls its size: both calls need permissions beyond the prefix. `version` is the
+    version of the `Component`. `settings` are the settings of the class; `service_cidr` overrides their Service
+    network. `egress` lists the destinations besides etcd; None allows every destination. The component is ready once
+    the path `ready_at` answers 200.
     """
     port = address.ports[_HTTPS]
     settings = settings or ApiServerSettings()
@@ -139,7 +140,7 @@ def api_server_component(
             "serving-ca.crt": File(authorities.serving_trust, reloaded=True),
             "front-proxy-ca.crt": File(authorities.front_proxy_trust, reloaded=True),
             "etcd-ca.crt": File(etcd.ca),
-            # Unlike those, it reads the keys of ServiceAccount tokens once: for others it is started again.
+            # kube-apiserver reads the keys of ServiceAccount tokens only at its start: a change restarts it.
             "sa.key": File(authorities.service_account_key),
             "sa.pub": File(authorities.service_account_trust),
             "authentication.yaml": File(authentication_configuration(settings.oidc), reloaded=True),
@@ -154,7 +155,7 @@ def api_server_component(
         readiness=Probe(port=_HTTPS, path=ready_at, ca="serving-ca.crt", interval_seconds=_PROBE_SECONDS),
         resources=resources,
         scheduling=scheduling,
-        # Without etcd it is not ready, and to start it again would mend nothing.
+        # Without etcd, an API server is unready, and a restart would repair no fault of etcd.
         liveness_path="/livez?exclude=etcd",
         reaches=(
             *(
@@ -165,21 +166,23 @@ def api_server_component(
             *(egress.reaches() if egress is not None else ()),
         ),
         grace_seconds=10.0,
-        # A mistake in a class must not end API servers that work. Data and keys have to be the same, however: with a
-        # former key, an API server would accept tokens that a rotation has revoked.
+        # A mistake in a class must not stop working API servers. Data and keys must be equal, however: with a former
+        # key, an API server would accept tokens that a rotation has revoked.
         fallback=Fallback(
-            arguments=tuple(each for each in arguments if each.startswith(("--etcd-servers=", "--etcd-prefix="))),
+            arguments=tuple(
+                argument for argument in arguments if argument.startswith(("--etcd-servers=", "--etcd-prefix="))
+            ),
             files=("sa.key", "sa.pub", "etcd-ca.crt"),
         ),
-        # It parses the flags after it, and ends. In front of them, because one that lacks its value would take it.
+        # `--help` parses the flags that follow, and exits. It goes first, because a flag without a value would take it.
         check=("--help",),
     )
 
 
 def bootstrap_arguments(settings: ApiServerSettings, *, service_cidr: str) -> Sequence[str]:
-    """Return the flags on which depends what an API server of the shared etcd writes at its first start.
+    """Return the flags that determine which data an API server on the shared etcd writes at its first start.
 
-    They are those of one that has no address yet, and no keys.
+    The flags are of an API server that has no address and no keys yet.
     """
     return _arguments(
         Address("none", {_HTTPS: 0}),
@@ -204,10 +207,10 @@ def _arguments(
 ) -> tuple[str, ...]:
     return (
         f"--bind-address={address.listen}",
-        # If the host is a name, the API server finds its own address, which it does not publish, see below.
+        # If the host is a name, the API server detects its own address. Below, it is kept from publishing the address.
         *(() if address.bind else (f"--advertise-address={address.host}",)),
         f"--secure-port={address.ports[_HTTPS]}",
-        # Pods that would look up default/kubernetes need a routable address, which loopback is not.
+        # Pods that look up default/kubernetes need a routable address, and loopback is none.
         "--endpoint-reconciler-type=none",
         f"--service-cluster-ip-range={service_cidr}",
         f"--etcd-servers={','.join(etcd_endpoints)}",
@@ -235,10 +238,10 @@ def _arguments(
         "--encryption-provider-config-automatic-reload=true",
         "--authorization-mode=Node,RBAC",
         *(egress.arguments(settings.extra_args) if egress is not None else ()),
-        # Bounds what a node writes: itself, and pods that are bound to it without a ServiceAccount of their own.
+        # Limits the writes of a node to its Node, and to pods that are bound to it and have no ServiceAccount.
         "--enable-admission-plugins=NodeRestriction",
         "--profiling=false",
-        # Otherwise a stop waits up to a minute for open watches.
+        # By default a stop waits up to a minute for open watches.
         "--shutdown-watch-termination-grace-period=2s",
         *(
             (f"--audit-policy-file={FILES}/audit.yaml", "--audit-log-path=-")

@@ -1,4 +1,4 @@
-"""The configuration files of a kube-apiserver: who may log in, what is audited, what is encrypted."""
+"""Configuration files of a kube-apiserver for authentication, audit and encryption at rest."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ _ANONYMOUS_PATHS: Final = (
     "/livez",
     "/readyz",
     "/healthz",
-    # What `kubeadm join` reads before it trusts the server. RBAC lets it only where add-on kubeadm-join is installed.
+    # `kubeadm join` reads this before it trusts the server. RBAC allows the read only with add-on kubeadm-join.
     "/api/v1/namespaces/kube-public/configmaps/cluster-info",
 )
 _EVERYTHING: Final = "*.*"
 
 
 def authentication_configuration(issuers: Sequence[OidcIssuer]) -> bytes:
-    """Take tokens of these issuers, and anonymous requests only for health and for what joining nodes start from.
+    """Return the authentication configuration: tokens of these issuers, and anonymous requests for a few paths.
 
-    The form is KEP-3331's: https://kubernetes.io/docs/reference/access-authn-authz/authentication/.
+    These paths are health checks, and the ConfigMap that joining nodes start with. The format is KEP-3331's:
+    https://kubernetes.io/docs/reference/access-authn-authz/authentication/.
     """
     return _written(
         "apiserver.config.k8s.io/v1",
@@ -50,7 +51,7 @@ def _authenticator(issuer: OidcIssuer) -> dict[str, Any]:
             **({"certificateAuthority": authority} if authority is not None else {}),
             "audiences": list(issuer.client_ids),
             "audienceMatchPolicy": "MatchAny",
-            # Its keys are read through the proxy, because nothing else leads out of the API server's pod.
+            # The issuer's keys are read through the proxy, the only way out of the API server's pod.
             "egressSelectorType": "controlplane",
         },
         "claimMappings": mappings,
@@ -59,21 +60,21 @@ def _authenticator(issuer: OidcIssuer) -> dict[str, Any]:
 
 
 def audit_configuration(policy: AuditPolicy) -> bytes:
-    """Write the policy in the form of audit.k8s.io/v1. Of its lists, only the order of rules counts."""
+    """Return the audit policy in the form of audit.k8s.io/v1. Lists other than `rules` are sorted as sets."""
     content = policy.model_dump(mode="json", by_alias=True, exclude_none=True)
     return _written("audit.k8s.io/v1", "Policy", canonical_lists(content, ordered=("rules",)))
 
 
 def encryption_configuration(resources: Sequence[str], *, key: bytes) -> bytes:
-    """Encrypt the objects of these resources, and read those of any resource whether they are encrypted or not.
+    """Return the configuration that encrypts these resources, and that reads both encrypted and plain objects.
 
-    So no API server is ever asked for what it cannot read yet, whichever of them is told first.
+    Every API server can therefore read every object, in whichever order API servers get a changed configuration.
     """
     encrypted = {"secretbox": {"keys": [{"name": "kplane", "secret": base64.b64encode(key).decode()}]}}
     plain: dict[str, Any] = {"identity": {}}
-    chosen = [{"resources": sorted(set(resources)), "providers": [encrypted, plain]}] if resources else []
+    selected = [{"resources": sorted(set(resources)), "providers": [encrypted, plain]}] if resources else []
     rest = {"resources": [_EVERYTHING], "providers": [plain, encrypted]}
-    return _written("apiserver.config.k8s.io/v1", "EncryptionConfiguration", {"resources": [*chosen, rest]})
+    return _written("apiserver.config.k8s.io/v1", "EncryptionConfiguration", {"resources": [*selected, rest]})
 
 
 def _written(api_version: str, kind: str, content: dict[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""One form for settings of a class that mean the same, so that a change of their order replaces no pods."""
+"""Canonical form of settings in a class: a change of their order alone must not replace pods."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _SETS: Final = frozenset(
         "--tls-cipher-suites",
     }
 )
-"""Flags with items between commas whose order means nothing. kube-apiserver joins the items if the flag is repeated.
+"""Flags with comma-separated items in any order. kube-apiserver joins the items if the flag is repeated.
 
-All others are kept as they are written: kube-apiserver uses the last of several values, or a list in its order.
+All other flags stay unchanged: kube-apiserver uses the last of several values, or a list in its order.
 """
 
 
 def canonical_flags(flags: Iterable[str]) -> tuple[str, ...]:
-    """Sort flags by name, and drop repetitions. The result means the same to kube-apiserver.
+    """Sort flags by name, and drop repetitions. The result has the same meaning for kube-apiserver.
 
     Args:
-        flags: Arguments with `--name` or `--name=value`, as `extraArgs` of a class has them.
+        flags: Arguments of the form `--name` or `--name=value`, as in `extraArgs` of a class.
     """
     result: list[str] = []
     for name, group in groupby(sorted(flags, key=_name), key=_name):
@@ -38,7 +38,7 @@ def canonical_flags(flags: Iterable[str]) -> tuple[str, ...]:
         if name in _SETS and all(flag.startswith(f"{name}=") and '"' not in flag for flag in same):
             result.append(_joined(name, [flag.partition("=")[2] for flag in same]))
         else:
-            # Of different values the last one may count, so only neighbours that are equal become one.
+            # Of several values, kube-apiserver may use the last, so only equal neighbours are merged.
             result.extend(flag for flag, _ in groupby(same))
     return tuple(result)
 
@@ -49,30 +49,30 @@ def canonical_set(items: Iterable[Any]) -> list[Any]:
 
 
 def canonical_lists(value: Any, *, ordered: Sequence[str]) -> Any:
-    """Sort all lists in a JSON value as sets, except those of fields whose order counts."""
+    """Sort all lists in a JSON value as sets, except the lists of the fields in `ordered`."""
     match value:
         case dict():
             return {
-                name: [canonical_lists(each, ordered=ordered) for each in item]
+                name: [canonical_lists(element, ordered=ordered) for element in item]
                 if name in ordered
                 else canonical_lists(item, ordered=ordered)
                 for name, item in value.items()
             }
         case list():
-            return canonical_set(canonical_lists(each, ordered=ordered) for each in value)
+            return canonical_set(canonical_lists(element, ordered=ordered) for element in value)
         case _:
             return value
 
 
 def _joined(name: str, values: Sequence[str]) -> str:
-    """Return one flag with all items. Items with the same key keep their order, because the last of them may count."""
+    """Return a flag with the items of all values. Items with equal keys keep their order: the last item may count."""
     items = [item for value in values for item in value.split(",")]
     ordered = sorted(items, key=_key)
     return f"{name}={','.join(item for item, _ in groupby(ordered))}"
 
 
 def _key(item: str) -> str:
-    # kube-apiserver trims names, and takes a feature without a component as one of kube (component-base/compatibility).
+    # kube-apiserver trims names, and assigns a feature without a component to kube (component-base/compatibility).
     return item.partition("=")[0].strip().removeprefix("kube:")
 
 

@@ -1,4 +1,4 @@
-"""What a control plane's kube-apiserver may connect to: nothing but its etcd, or what a proxy lets through."""
+"""Egress of a control plane's kube-apiserver: only its etcd, or also destinations that a proxy allows."""
 
 from __future__ import annotations
 
@@ -17,51 +17,54 @@ CONFIGURATION: Final = "egress.yaml"
 """Name of the file for --egress-selector-config-file."""
 
 _NOWHERE: Final = "/dev/null/allowedDestinations-of-the-class-of-this-control-plane-are-empty"
-"""A socket that no user can make, because /dev/null is no directory. Users read its name in the API server's error."""
+"""Socket path that cannot exist, because /dev/null is no directory. Users see the path in the API server's error."""
 _ADDRESS_TYPES: Final = "--kubelet-preferred-address-types"
-"""By default kube-apiserver takes a node's name first, which the proxy may not know."""
+"""Flag for the order of addresses. By default kube-apiserver uses a node's name, which the proxy may not resolve."""
 _SELECTIONS: Final = ("controlplane", "cluster")
-"""All connections but those to etcd. Webhooks by URL are of the first; Services, Pods and Nodes are of the second."""
+"""All connections except to etcd. Webhooks by URL use `controlplane`; Services, Pods and Nodes use `cluster`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyAccess:
-    """How an API server uses its proxy."""
+    """Access of an API server to its proxy."""
 
     component: str
     host: str
     port: int
     client: KeyPair
-    """The certificate that the API server shows."""
+    """Client certificate of the API server at the proxy."""
     ca: bytes
     """CA of the proxy's certificate, PEM."""
     kubelet_client: KeyPair
-    """The certificate that the API server shows to the kubelets behind the proxy."""
+    """Client certificate of the API server at the kubelets behind the proxy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Egress:
-    """What an API server connects to besides its etcd."""
+    """Destinations of an API server besides its etcd."""
 
     proxy: ProxyAccess | None = None
-    """None: nothing."""
+    """None: the API server has no destination besides etcd."""
 
     def files(self) -> Mapping[str, File]:
-        """Return the files that tell the API server. It reads them once."""
+        """Return the configuration files for the API server, which reads them only at its start, with an exception.
+
+        The API server re-reads its client certificate for kubelets.
+        """
         files = {CONFIGURATION: File(self._configuration(), names_files=True)}
         if self.proxy is not None:
             files |= {
                 "egress-ca.crt": File(self.proxy.ca),
                 "egress-client.crt": File(self.proxy.client.certificate),
                 "egress-client.key": File(self.proxy.client.key),
-                # These it reads again.
+                # kube-apiserver re-reads these two files.
                 "kubelet-client.crt": File(self.proxy.kubelet_client.certificate, reloaded=True),
                 "kubelet-client.key": File(self.proxy.kubelet_client.key, reloaded=True),
             }
         return files
 
     def arguments(self, extra: Sequence[str]) -> Sequence[str]:
-        """Return the flags that tell the API server. `extra` are those of its class."""
+        """Return the flags for the API server. `extra` are the flags of its class."""
         arguments = [f"--egress-selector-config-file={FILES}/{CONFIGURATION}"]
         if self.proxy is not None:
             arguments.append(f"--kubelet-client-certificate={FILES}/kubelet-client.crt")
@@ -71,7 +74,7 @@ class Egress:
         return arguments
 
     def reaches(self) -> tuple[Reach, ...]:
-        """Return what a NetworkPolicy has to allow."""
+        """Return the connections that a NetworkPolicy has to allow."""
         return () if self.proxy is None else (Reach(port=self.proxy.port, component=self.proxy.component),)
 
     def _configuration(self) -> bytes:

@@ -1,4 +1,4 @@
-"""The proxy between an API server and the destinations that its class allows."""
+"""Description of the proxy between an API server and the destinations that its class allows."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from kplane.workloads import FILES, Address, Component, File, Port, Reach, Resou
 __all__ = ["EGRESS_PORT", "EGRESS_PROXY", "PROXY_PROCESS", "ProxyProgram", "proxy_component"]
 
 EGRESS_PROXY: Final = "egress-proxy"
-"""The program's name, where it is that of an image."""
+"""Name of the program, if the program is in an image."""
 
 EGRESS_PORT: Final = "egress"
-"""What `Runtime.reserve` is asked for."""
+"""Port to reserve with `Runtime.reserve`."""
 _RESOURCES: Final = Resources(cpu_request="10m", memory_request="32Mi", memory_limit="128Mi")
-"""It takes 14 MiB, and with all of its 128 connections busy 100."""
+"""The proxy takes 14 MiB, and 100 MiB with all of its 128 connections busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyProgram:
-    """How each proxy is started."""
+    """Start command of each proxy."""
 
     program: str
     args: tuple[str, ...] = ()
 
 
 PROXY_PROCESS: Final = ProxyProgram(sys.executable, ("-I", "-S", main.__file__))
-"""This interpreter, with the one file that it needs."""
+"""Start command with this Python interpreter and the proxy's single file."""
 
 
 def proxy_component(
@@ -48,11 +48,11 @@ def proxy_component(
 ) -> Component:
     """Describe the proxy of a control plane. Equal arguments give an equal description.
 
-    The destinations are arguments: a change restarts the proxy, which ends connections to what is allowed no more.
+    The destinations are flags: a change restarts the proxy, which ends connections to destinations no longer allowed.
     """
     port = address.ports[EGRESS_PORT]
     listen = f"[{address.listen}]" if ":" in address.listen else address.listen
-    allowed = [f"{each.cidr}={','.join(map(str, each.ports))}" for each in destinations]
+    allowed = [f"{destination.cidr}={','.join(map(str, destination.ports))}" for destination in destinations]
     return Component(
         name=name,
         program=program.program,
@@ -62,13 +62,15 @@ def proxy_component(
             f"--certificate={FILES}/server.crt",
             f"--key={FILES}/server.key",
             f"--ca={FILES}/ca.crt",
-            *(f"--allow={each}" for each in allowed),
+            *(f"--allow={destination}" for destination in allowed),
         ),
         files={"server.crt": File(server.certificate), "server.key": File(server.key), "ca.crt": File(ca)},
         ports=(Port(number=port, name=EGRESS_PORT),),
         resources=_RESOURCES,
         scheduling=scheduling,
         reached_by=(reached_by,),
-        reaches=tuple(Reach(port=port, network=each.cidr) for each in destinations for port in each.ports),
+        reaches=tuple(
+            Reach(port=port, network=destination.cidr) for destination in destinations for port in destination.ports
+        ),
         grace_seconds=5.0,
     )

@@ -1,4 +1,4 @@
-"""The snapshot of an etcd in which nothing was ever written, from which another one begins at a higher revision."""
+"""Snapshot of an etcd without any writes. A restored etcd begins with this snapshot at a higher revision."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 __all__ = ["empty_snapshot"]
 
-# What `etcdctl snapshot save` of etcd 3.6.16 wrote right after the first start: 20,512 bytes, most of them 0.
+# Output of `etcdctl snapshot save` of etcd 3.6.16 right after the first start: 20,512 bytes, most of them 0.
 _SNAPSHOT: Final = (
     "eNrt2z1v00AABmA7SaGgqkVsiKHoBqaQOnZix5YqVcBSiQEFFQlBiExyIVb9UdmXqFXVoRML4h8gmNk6IAQ/oerQgYmVORsrhTM+"
     "h8QipBIKquB9Kte+3p19l3OH96pKUqIgzoNPC4NcfHEpKeelcd+EOVG+IM5H8+vO5Z3VAwkAAAAAAAAAzhz5D/P/fNqvXmNX12rH"
@@ -23,5 +23,5 @@ _SNAPSHOT: Final = (
 
 
 def empty_snapshot() -> bytes:
-    """Return the file, as `etcdutl snapshot restore` takes it."""
+    """Return the snapshot file, as input of `etcdutl snapshot restore`."""
     return zlib.decompress(base64.b64decode(_SNAPSHOT))

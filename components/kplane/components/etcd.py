@@ -1,4 +1,4 @@
-"""The etcd of a dedicated control plane, and how API servers reach any etcd."""
+"""The etcd of a dedicated control plane, and the access of API servers to any etcd."""
 
 from __future__ import annotations
 
@@ -42,47 +42,48 @@ _PEER_PORT: Final = "peer"
 _METRICS_PORT: Final = "metrics"
 _EMPTY: Final = "empty.db"
 ETCD_PORTS: Final = (CLIENT_PORT, _PEER_PORT, _METRICS_PORT)
-"""What `Runtime.reserve` is asked for."""
+"""Ports to reserve with `Runtime.reserve`."""
 
 _RESOURCES: Final = Resources(cpu_request="100m", memory_request="128Mi", memory_limit="2Gi")
 DEFAULT_QUOTA_BYTES: Final = 8 << 30
-"""The most that etcd recommends."""
+"""Maximum size that etcd recommends, in bytes."""
 _COMPACTION_RETENTION: Final = "5m"
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdAccess:
-    """How one client reaches an etcd."""
+    """Access of a client to an etcd."""
 
     endpoints: tuple[str, ...]
     ca: bytes
     """CA of the serving certificate, PEM."""
     client: KeyPair
-    """Client certificate; where etcd has access control on, its CN is the user."""
+    """Client certificate; if etcd has access control on, its CN is the user."""
     components: tuple[str, ...] = ()
-    """Names of the members of the etcd where they are components beside the client."""
+    """Names of the etcd's members, if the members are components beside the client."""
     namespace: str | None = None
-    """Where its pods are, if it is in the same cluster."""
+    """Namespace of the etcd's pods, if the etcd is in the same cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Which member of an etcd it is. Of this all but the number counts at its first start only."""
+    """Membership of an etcd member. All fields but the number matter only at the member's first start."""
 
     number: int
     peers: Mapping[int, str]
-    """URL of each member that it begins with, itself included."""
+    """Peer URL of each initial member, this member included."""
     joins: bool
-    """Whether it joins an etcd that is there. Otherwise it is the first member of a new one."""
+    """Whether the member joins an existing etcd. Otherwise it is the first member of a new etcd."""
 
     def arguments(self) -> Sequence[str]:
-        """Return the flags of etcd that say so."""
+        """Return the flags of etcd for this membership."""
         cluster = ",".join(f"{_member_name(number)}={url}" for number, url in sorted(self.peers.items()))
         return (
             f"--name={_member_name(self.number)}",
             f"--initial-cluster={cluster}",
             *(("--initial-cluster-state=existing",) if self.joins else ()),
-            # Clients have certificates of the same CA. Members connect from addresses that theirs does not name.
+            # Clients have certificates of the same CA, so peers need etcd's own CN. Members connect from addresses that
+            # are not in their certificates.
             f"--peer-cert-allowed-cn={ETCD_SERVER_USER}",
             "--peer-skip-client-san-verification=true",
         )
@@ -103,16 +104,16 @@ def etcd_component(
     begins_at: int | None = None,
     storage: Storage | None = None,
 ) -> Component:
-    """Describe a member of etcd, the only one without `membership`, for who has a certificate of `ca` only.
+    """Describe a member of etcd that accepts only clients with a certificate of `ca`.
 
-    Without data it begins at revision `begins_at`, where that is given, so that no revision is used again of an etcd
-    that it takes the place of; older ones are compacted.
+    `server` is the serving certificate, for `address.host`. `quota_bytes` is the size at which etcd refuses writes.
+    `reached_by` names the components that use the member, and `peers` the components of the other members. Without
+    `membership`, the member is the only one. `storage` is the volume for the data; None means the runtime's default.
 
-    `server` is its serving certificate, for `address.host`; at `quota_bytes` it refuses writes; `reached_by` names the
-    components that use it, `peers` those of the other members. Health and metrics are plain HTTP on a port of their
-    own: they tell no data. `storage` is the volume for the data, None for that of the runtime's settings.
+    If `begins_at` is given, a member without data begins at this revision, with older revisions compacted. No revision
+    of a replaced etcd is then used again. Health and metrics use plain HTTP on a separate port: they reveal no data.
     """
-    # Here, because it loads grpc, which a cluster for tests without control planes does not need.
+    # The import is here because it loads grpc, which a test cluster without control planes does not need.
     from kplane.data import MAX_REQUEST_BYTES
 
     listen = {port: f"{address.listen}:{address.ports[port]}" for port in ETCD_PORTS}
@@ -130,12 +131,13 @@ def etcd_component(
             f"--initial-advertise-peer-urls={peer}",
             f"--listen-metrics-urls=http://{listen[_METRICS_PORT]}",
             *_tls_arguments("", ca="ca.crt"),
-            # The CA signs clients too, and access control holds for no peer. Alone it has none.
+            # The CA also signs clients, and access control does not apply to peers. A single member has no peers, and
+            # trusts only its own certificate.
             *_tls_arguments("peer-", ca="ca.crt" if membership is not None else "server.crt"),
-            # It speaks to etcd with the server's certificate, and clients of etcd's API have no use for it.
+            # The gateway would call etcd with the server's certificate, and clients of etcd's API do not use it.
             "--enable-grpc-gateway=false",
             f"--quota-backend-bytes={quota_bytes}",
-            # More than an API server writes, so that a copy has room for its conditions.
+            # The limit is above an API server's writes, so that a copy has space for its conditions.
             f"--max-request-bytes={MAX_REQUEST_BYTES}",
             "--auto-compaction-mode=periodic",
             f"--auto-compaction-retention={_COMPACTION_RETENTION}",
@@ -143,7 +145,7 @@ def etcd_component(
         ),
         files={
             "ca.crt": File(ca),
-            # etcd reads these at every handshake, so that a renewal ends no connection.
+            # etcd reads the certificate and key at every handshake, so a renewal ends no connection.
             "server.crt": File(server.certificate, reloaded=True),
             "server.key": File(server.key, reloaded=True),
             **({_EMPTY: File(empty_snapshot())} if begins_at is not None else {}),
@@ -161,7 +163,7 @@ def etcd_component(
         operated=True,
         peer_port=_PEER_PORT,
         peers=tuple(peers),
-        reaches=tuple(Reach(port=address.ports[_PEER_PORT], component=each) for each in peers),
+        reaches=tuple(Reach(port=address.ports[_PEER_PORT], component=peer_name) for peer_name in peers),
         metrics_port=_METRICS_PORT,
         grace_seconds=10.0,
     )
@@ -187,23 +189,23 @@ def _beginning(revision: int, *, membership: Membership | None, peer: str) -> Pr
 
 
 def quota_on(volume_bytes: int) -> int:
-    """Return the size at which an etcd refuses writes, well before its volume is full."""
+    """Return the quota for an etcd on a volume, in bytes: etcd refuses writes well before the volume is full."""
     return min(DEFAULT_QUOTA_BYTES, volume_bytes * 3 // 4)
 
 
 def quota_of(home: Home, *, usual: int) -> int:
-    """Return the quota of the etcd of a home of mode Dedicated, in bytes; `usual` counts without a size in the home."""
+    """Return the quota of the etcd of a home of mode Dedicated, in bytes; `usual` if the home sets no volume size."""
     size = home.volume.size if home.volume is not None else None
     return quota_on(int(quantity(size))) if size is not None else usual
 
 
 def client_url(address: Address) -> str:
-    """URL under which API servers reach an etcd."""
+    """Return the URL under which API servers reach an etcd."""
     return f"https://{address.host}:{address.ports[CLIENT_PORT]}"
 
 
 def peer_url(address: Address) -> str:
-    """URL under which other members reach a member."""
+    """Return the URL under which other members reach a member."""
     return f"https://{address.host}:{address.ports[_PEER_PORT]}"
 
 

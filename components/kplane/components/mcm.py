@@ -1,4 +1,4 @@
-"""The component that is a multicluster controller manager for one registration alone."""
+"""Description of a dedicated multicluster controller manager, for a single registration."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from kplane.workloads import FILES, SCRATCH, Address, Component, File, Port, Pro
 __all__ = ["MCM", "MCM_PORTS", "MCM_RESOURCES", "McmProgram", "mcm_component"]
 
 MCM: Final = "mcm"
-"""The program's name, where it is that of an image."""
+"""Name of the program, if the program is in an image."""
 
 _PORT: Final = "http"
 MCM_PORTS: Final = (_PORT,)
 
 MCM_RESOURCES: Final = Resources(cpu_request="50m", memory_request="128Mi", memory_limit="768Mi")
-"""mcm itself takes 55 MiB, and its instance 512 at most, unless `--instance-memory-mib` says otherwise."""
+"""mcm takes 55 MiB, and its instance at most 512, unless `--instance-memory-mib` sets another limit."""
 
 _GRACE_SECONDS: Final = 20.0
-"""An instance has 10 s to end, and then its registration is told."""
+"""Grace period: an instance has 10 s to stop, and mcm then updates the status of its registration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McmProgram:
-    """How each dedicated mcm is started."""
+    """Start command of each dedicated mcm."""
 
     program: str
     """`MCM`, or an absolute path."""
     directories: Sequence[Path]
-    """Where kube-controller-manager and kube-scheduler are."""
+    """Directories with kube-controller-manager and kube-scheduler."""
     args: Sequence[str] = ()
-    """More flags: of mcm, and of kube-controller-manager."""
+    """Further flags: of mcm, and of kube-controller-manager."""
     resources: Resources = MCM_RESOURCES
 
 
@@ -48,9 +48,9 @@ def mcm_component(
     scheduling: Scheduling | None = None,
     scheduling_held: bool = False,
 ) -> Component:
-    """Describe the mcm of one registration.
+    """Describe the mcm of a registration.
 
-    Of `files` one may be a `kubeconfig` of the management cluster; without any, the pod's ServiceAccount gets in.
+    `files` may have a `kubeconfig` of the management cluster. Without files, mcm uses the pod's ServiceAccount.
     """
     port = address.ports[_PORT]
     return Component(
@@ -76,7 +76,7 @@ def mcm_component(
         scheduling=scheduling,
         scheduling_held=scheduling_held,
         metrics_port=_PORT,
-        # Control planes may be anywhere.
+        # mcm may connect to any address: the control planes of its registration may be anywhere.
         reaches=None,
         grace_seconds=_GRACE_SECONDS,
     )

@@ -1,7 +1,7 @@
-"""The way out of a tenant's API server: an HTTP CONNECT proxy that connects to allowed networks and ports only.
+"""Egress proxy of a tenant's API server: an HTTP CONNECT proxy that connects to allowed networks and ports only.
 
-One runs for each control plane whose class allows destinations. It imports the standard library alone, and is started
-by the path of this file, so that it takes 14 MiB.
+A proxy runs for each control plane whose class allows destinations. The proxy imports the standard library alone, and
+is started by the path of this file, so that it takes 14 MiB.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _HEAD_BYTES: Final = 8 << 10
 _CHUNK_BYTES: Final = 16 << 10
 _HEAD_SECONDS: Final = 10.0
 _CONNECT_SECONDS: Final = 10.0
-"""For all addresses of a name together: the API server waits for the answer without a limit of its own."""
+"""Timeout for all addresses of a name together. The API server itself has no timeout for the proxy's answer."""
 _CONNECTIONS: Final = 128
-"""A busy one takes 0.7 MiB, of the 128 that the process may have."""
+"""Maximum number of connections. A busy connection takes 0.7 MiB; the process may use 128 MiB."""
 _REQUEST: Final = re.compile(rb"CONNECT (\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253}):([0-9]{1,5}) HTTP/1[.][01]\r\n")
 
 _log = logging.getLogger("egress-proxy")
 
 
 class _Refused(Exception):
-    """The answer to a request that leads nowhere: its status, and a sentence that the API server passes on."""
+    """Refusal of a request: the status of the answer, and a sentence that the API server passes on."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -46,13 +46,13 @@ class _Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Destinations:
-    """The networks and ports that are allowed."""
+    """Allowed networks and ports."""
 
     rules: Sequence[tuple[_Network, frozenset[int]]]
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> Destinations:
-        """Read rules like `10.20.0.0/16=443,10250`. Raises ValueError."""
+        """Parse rules of the form `10.20.0.0/16=443,10250`. Raises ValueError for other input."""
         rules = []
         for text in texts:
             network, _, ports = text.partition("=")
@@ -60,29 +60,29 @@ class Destinations:
         return cls(tuple(rules))
 
     def allow(self, address: str, *, port: int) -> bool:
-        """Tell whether a connection to an address in numbers is allowed."""
-        found = ipaddress.ip_address(address)
-        return any(found in network and port in ports for network, ports in self.rules)
+        """Return whether a connection to a numeric address is allowed."""
+        parsed = ipaddress.ip_address(address)
+        return any(parsed in network and port in ports for network, ports in self.rules)
 
     async def resolve(self, host: str, *, port: int) -> list[str]:
-        """Return the allowed addresses of a host, in numbers, for the caller to connect to these and no others."""
+        """Return the allowed numeric addresses of a host. The caller must connect only to these addresses."""
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            entries = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
             return []
-        addresses = dict.fromkeys(str(entry[4][0]) for entry in found)
+        addresses = dict.fromkeys(str(entry[4][0]) for entry in entries)
         return [address for address in addresses if self.allow(address, port=port)]
 
 
 class Proxy:
-    """Answers CONNECT requests, and passes bytes on in both directions until one side ends."""
+    """Answers CONNECT requests, and copies bytes in both directions until either side ends."""
 
     def __init__(self, destinations: Destinations) -> None:
         self._destinations = destinations
         self._connections = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection to its end."""
+        """Serve a connection until its end."""
         self._connections += 1
         try:
             await self._answer(reader, writer)
@@ -128,7 +128,7 @@ class Proxy:
         if failure is not None:
             cause = os.strerror(failure.errno) if failure.errno is not None else "no answer"
             raise _Refused(502, f"failed to connect to {host}:{port}: {cause}")
-        # The same answer for a name that does not exist: names of the management cluster are not for tenants.
+        # A name that does not exist gets the same answer: tenants must not learn names of the management cluster.
         raise _Refused(403, f"allowedDestinations of the class of this control plane have no {host}:{port}")
 
 
@@ -141,7 +141,7 @@ async def _dial(address: str, *, port: int) -> tuple[asyncio.StreamReader, async
 async def _tunnel(
     one: tuple[asyncio.StreamReader, asyncio.StreamWriter], other: tuple[asyncio.StreamReader, asyncio.StreamWriter]
 ) -> None:
-    """Pass bytes on until the end of one side. TLS knows no half-closed connection."""
+    """Copy bytes until the end of either side. TLS has no half-closed connections."""
     pumps = [asyncio.create_task(_pump(one[0], other[1])), asyncio.create_task(_pump(other[0], one[1]))]
     try:
         await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -165,7 +165,7 @@ async def _close(writer: asyncio.StreamWriter) -> None:
 
 
 def _tls(*, certificate: str, key: str, ca: str) -> ssl.SSLContext:
-    """Return the settings of a server that only clients with a certificate of `ca` connect to."""
+    """Return the TLS settings of the server, which requires a client certificate of `ca`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
@@ -194,7 +194,7 @@ async def _run(given: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM, which ends all connections."""
+    """Serve until SIGTERM or SIGINT, which ends all connections."""
     parser = argparse.ArgumentParser(prog="egress-proxy", description=__doc__)
     for name, meaning in (
         ("listen", "address and port"),

@@ -1,4 +1,4 @@
-"""What one control plane needs for life, and the certificates issued from it."""
+"""Certificate authorities and keys of a single control plane, and the leaf certificates that they issue."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ __all__ = [
 ]
 
 CONTROLLERS_USER: Final = "kplane:controller-manager"
-"""The user that controllers authenticate as by client certificate; the operator adds the control plane's uid."""
+"""User of the controllers' client certificate; the operator adds the uid of the control plane."""
 
 ENCRYPTION_KEY: Final = "encryption.key"
-"""Name of the entry with the key by which an API server encrypts."""
+"""Name of the Secret entry with the key for encryption at rest."""
 
 _ENCRYPTION_BYTES: Final = 32
 ETCD_SERVER_USER: Final = "etcd"
-"""CN of the certificate of a dedicated etcd, by which its members know each other."""
+"""CN of a dedicated etcd's certificate, which identifies its members to each other."""
 
 FRONT_PROXY_USER: Final = "front-proxy-client"
-"""Whom an API server believes what it says of users; also in --requestheader-allowed-names."""
+"""User whose X-Remote-* headers an API server trusts; also in --requestheader-allowed-names."""
 
 KUBELET_CLIENT_USER: Final = "kplane:kube-apiserver"
-"""Whom kubelets take an API server for. No client CA issues it, so it is no user of the API server itself."""
+"""User of an API server at kubelets. No client CA issues its certificate, so the API server itself has no such user."""
 
 _ADMINISTRATOR_USER: Final = "kplane:controlplane-operator"
 _ADMINISTRATOR_GROUP: Final = "system:masters"
@@ -57,7 +57,7 @@ _ADMINISTRATOR_LIFETIME: Final = dt.timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class TrustedAuthorities:
-    """What is trusted although it issues nothing: certificates and a public key, PEM; empty where there is none."""
+    """CA certificates and a public key (PEM) that are trusted without being used to issue. Empty entries are unused."""
 
     serving: bytes = b""
     client: bytes = b""
@@ -68,7 +68,7 @@ class TrustedAuthorities:
 
 @dataclass(frozen=True, slots=True)
 class TenantAuthorities:
-    """The authorities of a control plane and its ServiceAccount key. Losing them makes its credentials worthless.
+    """Authorities, ServiceAccount key and encryption key of a control plane. Losing them invalidates its credentials.
 
     Serving and client certificates come from different authorities, so that a server cannot pose as a user.
     """
@@ -77,16 +77,16 @@ class TenantAuthorities:
     client: KeyPair
     front_proxy: KeyPair
     etcd: KeyPair
-    """Of a dedicated control plane's own etcd."""
+    """CA of a dedicated control plane's own etcd."""
     service_account_key: bytes = field(repr=False)
     encryption_key: bytes = field(repr=False)
-    """By which the API server encrypts what its class says. It is not exchanged with the others, because data are
-    encrypted by it.
+    """Key for encryption at rest of the resources that the class selects. A rotation keeps this key, because stored
+    data are encrypted with it.
     """
     also_trusted: TrustedAuthorities = TrustedAuthorities()
-    """The others, while these are being exchanged."""
+    """Further trusted authorities during a rotation."""
     rotation: Rotation | None = None
-    """The exchange that made these so; None where there was none."""
+    """The latest rotation; None before the first rotation."""
 
     @property
     def serving_trust(self) -> bytes:
@@ -95,12 +95,12 @@ class TenantAuthorities:
 
     @property
     def client_trust(self) -> bytes:
-        """CAs whose client certificates the API server takes."""
+        """CAs whose client certificates the API server accepts."""
         return _bundle(self.client.certificate, self.also_trusted.client)
 
     @property
     def front_proxy_trust(self) -> bytes:
-        """CAs whose client certificates extension API servers take for the API server's."""
+        """CAs by which extension API servers verify the API server's client certificate."""
         return _bundle(self.front_proxy.certificate, self.also_trusted.front_proxy)
 
     @property
@@ -110,12 +110,12 @@ class TenantAuthorities:
 
     @property
     def service_account_trust(self) -> bytes:
-        """Public keys by which ServiceAccount tokens are checked."""
+        """Public keys that verify ServiceAccount tokens."""
         return _bundle(public_key(self.service_account_key), self.also_trusted.service_account)
 
     @classmethod
     def create(cls, name: str) -> Self:
-        """Create everything anew for the control plane of that name."""
+        """Create all authorities and keys for the control plane of that name."""
         return cls(
             serving=create_authority(_common_name(name, "serving")),
             client=create_authority(_common_name(name, "client")),
@@ -127,7 +127,7 @@ class TenantAuthorities:
 
     @classmethod
     def from_secret(cls, data: Mapping[str, bytes]) -> Self:
-        """Read what `to_secret` wrote. Raises CredentialsInvalid with the entry that is missing or damaged."""
+        """Read the result of `to_secret`. Raises CredentialsInvalid with the name of a missing or damaged entry."""
         return cls(
             serving=read_pair(data, "serving-ca"),
             client=read_pair(data, "client-ca"),
@@ -138,7 +138,7 @@ class TenantAuthorities:
         )
 
     def to_secret(self) -> dict[str, bytes]:
-        """Return the data of a Secret that only the operator may read."""
+        """Return the data for a Secret that only the operator may read."""
         return {
             **{entry: part for name, pair in self._pairs().items() for entry, part in entries(name, pair).items()},
             "sa.key": self.service_account_key,
@@ -146,15 +146,15 @@ class TenantAuthorities:
         }
 
     def not_yet_valid(self, *, now: dt.datetime) -> dict[str, dt.datetime]:
-        """Return the entries with certificates of CAs whose life begins in the future, each with that time."""
+        """Return the entries with CA certificates that become valid in the future, each with that time."""
         begins = {f"{name}.crt": valid_from(pair.certificate) for name, pair in self._pairs().items()}
         return {name: time for name, time in begins.items() if is_future(time, now=now)}
 
     def with_valid_authorities(self, *, now: dt.datetime) -> Self:
-        """Return a copy in which the certificates of such CAs are issued anew.
+        """Return a copy with new certificates for the CAs that `not_yet_valid` returns.
 
-        Their keys and names stay. So what the former certificates are trusted for is trusted by the new ones, and by
-        the former ones too when their life begins.
+        Keys and names of the CAs stay. A leaf certificate therefore verifies against the new CA certificate, and
+        against the former one as well once it is valid.
         """
         future = self.not_yet_valid(now=now)
 
@@ -181,7 +181,7 @@ class TenantAuthorities:
         }
 
     def issue_administrator(self) -> KeyPair:
-        """Issue a client certificate of one day for the operator itself, as administrator of the control plane."""
+        """Issue a client certificate of one day for the operator, as administrator of the control plane."""
         return issue_client(
             self.client, user=_ADMINISTRATOR_USER, groups=[_ADMINISTRATOR_GROUP], lifetime=_ADMINISTRATOR_LIFETIME
         )
@@ -189,23 +189,23 @@ class TenantAuthorities:
 
 @dataclass(frozen=True, slots=True)
 class TenantCertificates:
-    """Leaf certificates of a control plane's programs, kept in a Secret so that they stay until they are due."""
+    """Leaf certificates of a control plane's programs, stored in a Secret until their renewal is due."""
 
     api_server: KeyPair
     """The API server's serving certificate."""
     front_proxy: KeyPair
-    """The API server's certificate towards extension API servers."""
+    """The API server's client certificate for extension API servers."""
     etcd_client: KeyPair
-    """The API server's certificate towards etcd; its CN is the etcd user."""
+    """The API server's client certificate for etcd; its CN is the etcd user."""
     controllers: KeyPair
     """Client certificate of the controllers; its CN is their user."""
     etcd_server: KeyPair | None = None
     """Serving and peer certificate of a dedicated control plane's own etcd."""
     egress_proxy: KeyPair | None = None
-    """Serving certificate of the proxy to what the class allows, of the CA of `front_proxy`, its client."""
+    """Serving certificate of the egress proxy. The front-proxy CA issues it, and also `front_proxy` for its client."""
     kubelet_client: KeyPair | None = None
-    """The API server's certificate towards kubelets, while a proxy leads to them. The serving CA issues it: nodes that
-    join are told that CA, and take client certificates of it.
+    """The API server's client certificate for kubelets, if an egress proxy leads to them. The serving CA issues it:
+    joining nodes get this CA, and accept client certificates of it.
     """
 
     @classmethod
@@ -222,12 +222,12 @@ class TenantCertificates:
         egress_hosts: Sequence[str] = (),
         now: dt.datetime,
     ) -> Self:
-        """Return `previous` where nothing is due; else a copy with new certificates in the place of those that are.
+        """Return `previous` if no renewal is due; otherwise a copy with new certificates in the place of due ones.
 
-        A certificate is due when two thirds of its life have gone, when its issuer is another one now, when a serving
-        certificate lacks one of `hosts`, or when one is not for `etcd_user` or `controllers_user`. `etcd_authority`
-        signs the clients of the etcd in use, the shared or the own one. `etcd_hosts` is empty where the control plane
-        has no etcd of its own, and `egress_hosts` where it has no proxy.
+        A certificate is due if two thirds of its life have passed, or its issuer has changed. A serving certificate is
+        also due if it lacks a host, and a client certificate if its user differs from the expected user.
+        `etcd_authority` signs clients of the etcd in use, shared or dedicated. `etcd_hosts` is empty if the control
+        plane has no etcd of its own, and `egress_hosts` if it has no egress proxy.
         """
         renewed = cls(
             api_server=kept(previous.api_server if previous else None, authorities.serving, now=now, hosts=hosts)
@@ -268,7 +268,7 @@ class TenantCertificates:
 
     @classmethod
     def from_secret(cls, data: Mapping[str, bytes]) -> Self:
-        """Read what `to_secret` wrote. Raises CredentialsInvalid with the entry that is missing or damaged."""
+        """Read the result of `to_secret`. Raises CredentialsInvalid with the name of a missing or damaged entry."""
         return cls(
             api_server=read_pair(data, "apiserver"),
             front_proxy=read_pair(data, "front-proxy-client"),
@@ -280,7 +280,7 @@ class TenantCertificates:
         )
 
     def to_secret(self) -> dict[str, bytes]:
-        """Return the data of a Secret that only the operator may read."""
+        """Return the data for a Secret that only the operator may read."""
         return {
             **entries("apiserver", self.api_server),
             **entries("front-proxy-client", self.front_proxy),
@@ -293,12 +293,12 @@ class TenantCertificates:
 
 
 def _bundle(*certificates: bytes) -> bytes:
-    # Always in the same order: who issues changes during an exchange, and nothing restarts for a mere order.
+    # The order is fixed: the issuer changes during a rotation, and a different order alone must not restart programs.
     return b"".join(sorted({certificate for certificate in certificates if certificate}))
 
 
 def _common_name(name: str, role: str) -> str:
-    # RFC 5280, 4.1.2.4 and appendix A: another CA has another name, of 64 characters at most.
+    # RFC 5280, 4.1.2.4 and appendix A: each CA has a name of its own, of at most 64 characters.
     return f"kplane-{name[:36]}-{role}-{secrets.token_hex(4)}"
 
 

@@ -1,4 +1,4 @@
-"""Bootstrap tokens, by which nodes join a control plane.
+"""Bootstrap tokens, which nodes use to join a control plane.
 
 Names and groups are those of kubeadm's phase bootstrap-token (Kubernetes 1.36, cmd/kubeadm/app/phases).
 """
@@ -22,7 +22,7 @@ import orjson
 __all__ = ["JoinToken", "current_tokens", "detached_signature", "new_token", "read_token", "token_secret"]
 
 _LIFETIME: Final = dt.timedelta(hours=24)
-"""As long as those of `kubeadm init`."""
+"""Lifetime of a token, as of the tokens of `kubeadm init`."""
 _RENEWED_BEFORE: Final = dt.timedelta(hours=8)
 _CLOCKS: Final = dt.timedelta(minutes=5)
 _GROUPS: Final = "system:bootstrappers:kubeadm:default-node-token"
@@ -36,7 +36,7 @@ _SECRET: Final = re.compile(r"[a-z0-9]{16}")
 
 @dataclass(frozen=True, slots=True)
 class JoinToken:
-    """A bootstrap token and when it ends."""
+    """A bootstrap token with its expiry."""
 
     id: str
     secret: str = field(repr=False)
@@ -44,21 +44,21 @@ class JoinToken:
 
     @property
     def renew_at(self) -> dt.datetime:
-        """When another one is to be there beside it."""
+        """Time at which a new token must exist beside this token."""
         return self.expires_at - _RENEWED_BEFORE
 
 
 def new_token(*, now: dt.datetime) -> JoinToken:
-    """Make a token: 31 bits of name, 82 bits of secret, of the operating system's random source."""
+    """Create a token from the operating system's random source: 31 bits of id, and 82 bits of secret."""
     name, secret = ("".join(secrets.choice(_ALPHABET) for _ in range(length)) for length in (6, 16))
     return JoinToken(name, secret, (now + _LIFETIME).replace(microsecond=0))
 
 
 def current_tokens(found: Iterable[JoinToken], *, now: dt.datetime) -> list[JoinToken]:
-    """Return the tokens that are to be there, the one that lives longest first: it is not yet to be renewed.
+    """Return the tokens to keep. The first has the latest expiry, and needs no renewal yet.
 
-    Older ones stay until their end, because somebody may have been told them a moment ago. One whose end is further off
-    than we ever set it was edited, and goes.
+    The list begins with a new token if each existing token needs renewal. Older tokens stay until their expiry, because
+    a user may have just read them. A token with an expiry beyond kplane's lifetime was edited, and is omitted.
     """
     alive = [token for token in found if now < token.expires_at <= now + _LIFETIME + _CLOCKS]
     alive.sort(key=lambda token: (token.expires_at, token.id), reverse=True)
@@ -66,7 +66,7 @@ def current_tokens(found: Iterable[JoinToken], *, now: dt.datetime) -> list[Join
 
 
 def read_token(secret: dict[str, Any]) -> JoinToken | None:
-    """Return the token in a Secret; None where it is none that a node could join with."""
+    """Return the token in a Secret; None if a node cannot join with the Secret."""
     if secret.get("type") != _TYPE or not isinstance(secret.get("data"), dict):
         return None
     try:
@@ -81,7 +81,7 @@ def read_token(secret: dict[str, Any]) -> JoinToken | None:
 
 
 def token_secret(token: JoinToken) -> dict[str, Any]:
-    """Describe the Secret that has the API server accept the token."""
+    """Return the Secret by which an API server accepts the token."""
     data = {
         "auth-extra-groups": _GROUPS,
         "description": "For nodes that join this control plane; replaced before it expires.",
@@ -101,10 +101,10 @@ def token_secret(token: JoinToken) -> dict[str, Any]:
 
 
 def detached_signature(content: str, *, token: JoinToken) -> str:
-    """Sign `content` with a token, as the bootstrap signer of kube-controller-manager does, byte for byte.
+    """Sign `content` with a token, byte for byte as the bootstrap signer of kube-controller-manager does.
 
-    A JWS with HS256 whose payload is left out (RFC 7515, appendix F; k8s.io/cluster-bootstrap/token/jws). We do it
-    ourselves because that controller runs only where somebody registered for it.
+    The signature is a JWS with HS256 and detached payload (RFC 7515, appendix F; k8s.io/cluster-bootstrap/token/jws).
+    kplane signs itself, because kube-controller-manager runs only for control planes with a registration for it.
     """
     header = _url_safe(orjson.dumps({"alg": "HS256", "kid": token.id}))
     signed = f"{header}.{_url_safe(content.encode())}".encode()

@@ -1,4 +1,4 @@
-"""Certificates and keys as entries of a Secret, `<name>.crt` and `<name>.key`, and whether they are still good."""
+"""Certificates and keys as Secret entries `<name>.crt` and `<name>.key`, and the check whether a pair can stay."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["data_of", "entries", "find_pair", "kept", "read_entry", "read_pair"]
 
 
 def entries(name: str, pair: KeyPair) -> dict[str, bytes]:
-    """Return the entries of a pair."""
+    """Return the Secret entries of a pair."""
     return {f"{name}.crt": pair.certificate, f"{name}.key": pair.key}
 
 
 def read_pair(data: Mapping[str, bytes], name: str) -> KeyPair:
-    """Read what `entries` wrote. Raises CredentialsInvalid with the entry that is missing or damaged."""
+    """Read the result of `entries`. Raises CredentialsInvalid with the name of a missing or damaged entry."""
     pair = KeyPair(certificate=read_entry(data, f"{name}.crt"), key=read_entry(data, f"{name}.key"))
     try:
         check_pair(pair)
@@ -49,7 +49,7 @@ def find_pair(secret: Mapping[str, Any] | None, name: str) -> KeyPair | None:
 
 
 def read_entry(data: Mapping[str, bytes], name: str) -> bytes:
-    """Return an entry. Raises CredentialsInvalid where it is missing."""
+    """Return an entry. Raises CredentialsInvalid if the entry is missing."""
     try:
         return data[name]
     except KeyError:
@@ -64,7 +64,7 @@ def kept(
     hosts: Sequence[str] = (),
     user: str | None = None,
 ) -> KeyPair | None:
-    """Return the pair where it need not be renewed: of this authority, not due, for these hosts and this user."""
+    """Return the pair if it is from this authority, not due for renewal, and for these hosts and this user."""
     if previous is None or not issued_by(previous.certificate, authority=authority):
         return None
     if renewal_due(previous.certificate, now=now) or not hosts_of(previous.certificate).issuperset(hosts):

@@ -1,6 +1,6 @@
-"""Fingerprints of keys, by which a record tells whether a Secret has other keys than before.
+"""Fingerprints of keys. A record of fingerprints shows whether a Secret has other keys than before.
 
-A fingerprint does not reveal its key. It is the SHA-256 of a public key, or of a random key of 32 bytes.
+A fingerprint does not reveal its key: it is the SHA-256 of a public key, or of a random key of 32 bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Fingerprints = Mapping[str, str]
 
 
 def fingerprints_of(data: Mapping[str, bytes]) -> Fingerprints:
-    """Return the fingerprints of all keys in the data of a Secret. Raises CredentialsInvalid if one is damaged."""
+    """Return the fingerprints of all keys in the data of a Secret. Raises CredentialsInvalid for a damaged key."""
     keys = {name: key for name, key in data.items() if name.endswith(".key")}
     return {
         name: hashlib.sha256(key).hexdigest() if name == ENCRYPTION_KEY else public_fingerprint(key)

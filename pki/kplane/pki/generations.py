@@ -1,4 +1,4 @@
-"""The keys of a control plane, with those that replace them during a rotation, as entries of one Secret."""
+"""Keys of a control plane, and their successors during a rotation, as entries of a single Secret."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _ROTATION: Final = "rotation.json"
 
 @dataclass(frozen=True, slots=True)
 class Generations:
-    """What the Secret of the authorities holds: one write of it is one step of an exchange, or none."""
+    """Content of the authorities' Secret. Each write of the Secret is at most a single step of a rotation."""
 
     present: TenantAuthorities
-    """The only ones; during an exchange the old ones."""
+    """The current authorities; during a rotation the old ones."""
     following: TenantAuthorities | None = None
-    """During an exchange the new ones."""
+    """The new authorities during a rotation; None otherwise."""
     rotation: Rotation | None = None
-    """The latest exchange; None where there was none yet."""
+    """The latest rotation; None before the first rotation."""
 
     @classmethod
     def from_secret(cls, data: Mapping[str, bytes]) -> Self:
-        """Read what `to_secret` wrote. Raises CredentialsInvalid with the entry that is missing or damaged."""
+        """Read the result of `to_secret`. Raises CredentialsInvalid with the name of a missing or damaged entry."""
         rotation = _rotation(data)
         present, following = TenantAuthorities.from_secret(data), None
         if rotation is not None and rotation.phase is not RotationPhase.DONE:
@@ -48,7 +48,7 @@ class Generations:
         return cls(present, following, rotation)
 
     def to_secret(self) -> dict[str, bytes]:
-        """Return the data of a Secret that only the operator may read; an entry that is not in it has to go."""
+        """Return the data for a Secret that only the operator may read. The caller must remove all other entries."""
         following = self.following.to_secret() if self.following is not None else {}
         rotation = self.rotation
         return {
@@ -58,7 +58,7 @@ class Generations:
         }
 
     def advanced(self, rotation: Rotation, *, name: str) -> Self:
-        """Return what there is as of the next step; `name` is the control plane's, for the new authorities."""
+        """Return the generations after the next step. `name` is the control plane's name, for new authorities."""
         match rotation.phase:
             case RotationPhase.TRUSTING:
                 created = replace(TenantAuthorities.create(name), encryption_key=self.present.encryption_key)
@@ -68,12 +68,12 @@ class Generations:
         return replace(self, rotation=rotation)
 
     def not_yet_valid(self, *, now: datetime) -> dict[str, datetime]:
-        """Return the entries with certificates of CAs whose life begins in the future, each with that time."""
+        """Return the entries with CA certificates that become valid in the future, each with that time."""
         following = self.following.not_yet_valid(now=now) if self.following is not None else {}
         return self.present.not_yet_valid(now=now) | {f"{_NEXT}{name}": time for name, time in following.items()}
 
     def with_valid_authorities(self, *, now: datetime) -> Self:
-        """Return the same keys with certificates whose life has begun."""
+        """Return a copy with the same keys, and with new certificates for CAs that are not yet valid."""
         following = self.following.with_valid_authorities(now=now) if self.following is not None else None
         return replace(self, present=self.present.with_valid_authorities(now=now), following=following)
 
@@ -82,7 +82,7 @@ class Generations:
         return fingerprints_of(self.to_secret())
 
     def in_force(self) -> TenantAuthorities:
-        """Return the authorities that issue now, with those that are trusted besides."""
+        """Return the authorities that issue now, with the further authorities to trust."""
         old, new, rotation = self.present, self.following, self.rotation
         if new is None or rotation is None:
             return replace(old, rotation=rotation)
@@ -90,7 +90,7 @@ class Generations:
             case RotationPhase.TRUSTING:
                 return replace(old, also_trusted=_trusted(new), rotation=rotation)
             case RotationPhase.OVERLAPPING:
-                # The API server's own certificate is of the old CA, which all clients trust.
+                # The API server keeps a certificate of the old CA, because all clients trust that CA.
                 trusted = replace(_trusted(old), serving=new.serving.certificate)
                 return replace(new, serving=old.serving, also_trusted=trusted, rotation=rotation)
             case RotationPhase.DROPPING | RotationPhase.DONE:

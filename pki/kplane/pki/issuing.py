@@ -1,4 +1,4 @@
-"""Issues the credentials that kubeconfigs carry, uses them again while they are good, and renews them in time."""
+"""Issues the credentials in kubeconfigs, reuses them while they are valid, and renews them in time."""
 
 from __future__ import annotations
 
@@ -31,42 +31,42 @@ __all__ = [
 ]
 
 _RENEW_AT: Final = f"{GROUP}/renew-at"
-"""On a published Secret: when the operator renews the credentials in it."""
+"""Annotation of a published Secret: time at which the operator renews its credentials."""
 _EXPIRES_AT: Final = f"{GROUP}/expires-at"
-"""On a published Secret: when the credentials in it end."""
+"""Annotation of a published Secret: expiry of its credentials."""
 _LIFETIME: Final = f"{GROUP}/lifetime"
-"""On a published Secret: how long the class lets its credentials live, if they were issued for that."""
+"""Annotation of a published Secret: lifetime that the class sets, if the credentials were issued with a lifetime."""
 _CHECKSUM: Final = f"{GROUP}/checksum"
-"""On a published Secret: a digest of its credentials and annotations, which shows edits."""
+"""Annotation of a published Secret: digest of its credentials and annotations, which reveals edits."""
 _RENEWED_AFTER: Final = 1 / 3
-"""Two days of the default lifetime are left then: users keep their access while an operator is down for a day."""
+"""Share of the lifetime before renewal. Two days of the default lifetime remain, so a day of downtime is harmless."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a kubeconfig authenticates with: a token or a client certificate, and when it is to be renewed."""
+    """Credential of a kubeconfig, a token or a client certificate, with the time of its renewal."""
 
     renew_at: datetime
     expires_at: datetime
     token: str | None = field(default=None, repr=False)
     client: KeyPair | None = None
     lifetime: timedelta | None = None
-    """What was asked for, which the API server need not have granted; None if no lifetime was asked for."""
+    """The requested lifetime; an API server may grant another lifetime. None if no lifetime was requested."""
 
     @property
     def issued_at(self) -> datetime:
-        """When the credential was issued, by the clock of the operator that asked for it."""
+        """Time of issue, by the clock of the operator that requested the credential."""
         return self.expires_at - (self.expires_at - self.renew_at) / (1 - _RENEWED_AFTER)
 
     def annotations(self) -> dict[str, str]:
-        """Return what the Secret of the kubeconfig notes about it; the checksum shows edits."""
-        noted = {_RENEW_AT: self.renew_at.isoformat(), _EXPIRES_AT: self.expires_at.isoformat()}
+        """Return the annotations for the kubeconfig's Secret; the checksum reveals edits."""
+        notes = {_RENEW_AT: self.renew_at.isoformat(), _EXPIRES_AT: self.expires_at.isoformat()}
         if self.lifetime is not None:
-            noted[_LIFETIME] = f"{self.lifetime.total_seconds():g}s"
-        return {**noted, _CHECKSUM: self._checksum(noted)}
+            notes[_LIFETIME] = f"{self.lifetime.total_seconds():g}s"
+        return {**notes, _CHECKSUM: self._checksum(notes)}
 
     def config(self, administrator: ClusterConfig) -> ClusterConfig:
-        """Return how this identity connects to where the administrator does."""
+        """Return the connection of this identity to the administrator's API server."""
         return ClusterConfig(
             server=administrator.server,
             ca_data=administrator.ca_data,
@@ -83,12 +83,12 @@ class Identity:
 
 
 def sign_token(key: bytes, *, namespace: str, service_account: str, uid: str, lifetime: timedelta) -> Identity:
-    """Issue a token of a ServiceAccount by the control plane's own key, which needs no API server.
+    """Issue a ServiceAccount token with the control plane's own key, without a request to an API server.
 
-    It has the claims that API servers give and check. It is not bound to an object besides the ServiceAccount.
+    The token has the claims that API servers issue and check. It is bound to no object besides the ServiceAccount.
     """
     now = datetime.now(UTC).replace(microsecond=0)
-    # An API server whose clock is late takes it too. API servers allow for a minute themselves.
+    # An API server with a slow clock accepts the token too. API servers themselves tolerate a minute.
     begins, ends = now - CLOCKS_DIFFER, now + lifetime
     claims = {
         "aud": [SERVICE_ACCOUNT_ISSUER],
@@ -104,27 +104,27 @@ def sign_token(key: bytes, *, namespace: str, service_account: str, uid: str, li
 
 
 def issue_certificate(authority: KeyPair, *, user: str, lifetime: timedelta) -> Identity:
-    """Issue a client certificate for a user of the control plane."""
+    """Issue a client certificate for a user of the control plane. `lifetime` is its lifetime."""
     renew_at = datetime.now(UTC) + lifetime * _RENEWED_AFTER
     identity = of_certificate(issue_client(authority, user=user, lifetime=lifetime))
     return replace(identity, renew_at=renew_at, lifetime=lifetime)
 
 
 def of_token(value: str, *, asked_at: datetime, expires_at: datetime, lifetime: timedelta) -> Identity:
-    """Return the identity that a token gives which an API server issued; `lifetime` is what it was asked for."""
+    """Return the identity of a token that an API server issued. `lifetime` is the requested lifetime."""
     renew_at = asked_at + (expires_at - asked_at) * _RENEWED_AFTER
     return Identity(renew_at, expires_at, token=value, lifetime=lifetime)
 
 
 def of_certificate(client: KeyPair) -> Identity:
-    """Return the identity that a client certificate gives, with the time when it is due."""
+    """Return the identity of a client certificate, with the time of its renewal."""
     return Identity(renewal_time(client.certificate), expiry(client.certificate), client=client)
 
 
 def reusable(secret: Mapping[str, Any] | None, *, by_certificate: bool, lifetime: timedelta) -> Identity | None:
-    """Return the identity in a published Secret, where it is as it was issued, of the wanted kind, not to be renewed.
+    """Return the identity in a published Secret if it is unedited, of the desired kind, and not due for renewal.
 
-    One that was issued for another lifetime than the wanted one is not used again, nor one from the future.
+    Returns None for an identity with another lifetime than `lifetime`, and for an identity issued in the future.
     """
     config = config_of(secret)
     if secret is None or config is None:
@@ -146,13 +146,13 @@ def reusable(secret: Mapping[str, Any] | None, *, by_certificate: bool, lifetime
         current = not is_future(identity.issued_at, now=now) and now < identity.renew_at
         good = issued and current and (pair is not None) is by_certificate
     except (KeyError, ValueError, TypeError):
-        # It was edited: what cannot be read is issued anew.
+        # The Secret was edited. Unreadable credentials are issued again.
         return None
     return identity if good else None
 
 
 def expires_at(secret: Mapping[str, Any]) -> datetime | None:
-    """Return when the credentials in a published Secret end, with time zone; None where it does not say."""
+    """Return the expiry of the credentials in a published Secret, with time zone; None without a valid annotation."""
     try:
         ends = datetime.fromisoformat(secret["metadata"]["annotations"][_EXPIRES_AT])
     except (KeyError, ValueError, TypeError):
@@ -161,12 +161,12 @@ def expires_at(secret: Mapping[str, Any]) -> datetime | None:
 
 
 def until_renewal(*identities: Identity) -> float:
-    """Return the seconds until the first of them is to be renewed."""
+    """Return the seconds until the first renewal of these identities, at least 1."""
     return max(1.0, min((identity.renew_at - datetime.now(UTC)).total_seconds() for identity in identities))
 
 
 def issued_under(identity: Identity, *, authorities: TenantAuthorities) -> bool:
-    """Tell whether the keys that issue now issued it: others may be trusted still, and will not be for long."""
+    """Return whether the currently issuing keys issued this identity; other trusted keys will soon be dropped."""
     if identity.client is not None:
         return issued_by(identity.client.certificate, authority=authorities.client)
     return identity.token is not None and signed_by(identity.token, key=authorities.service_account_key)

@@ -1,4 +1,4 @@
-"""Kubeconfigs as text."""
+"""Rendering and reading of kubeconfigs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["config_of", "discovery_kubeconfig", "document_of", "render_kubeconfi
 
 _CLUSTER: Final = "controlplane"
 _CONTEXT: Final = "controlplane"
-# The one in C writes the same in a tenth of the time; an installation of PyYAML need not have it.
+# The C implementation writes the same text in a tenth of the time. Not every installation of PyYAML has it.
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _TEXT: Final = """\
 apiVersion: v1
@@ -40,7 +40,7 @@ current-context: controlplane
 _SERVER: Final = re.compile(r"https://[A-Za-z0-9][-A-Za-z0-9._:/]*[A-Za-z0-9/]", re.ASCII)
 _NAME: Final = re.compile(r"[a-z]{2,20}")
 _CREDENTIAL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+/._-]{20,}={0,2}")
-"""A token, or base64: such a text means itself in YAML, without quotation marks."""
+"""A token, or base64: text that needs no quotation marks in YAML."""
 _RENDERED: Final = re.compile(
     _TEXT.format(
         cluster=f"    server: (?P<server>{_SERVER.pattern})\n"
@@ -63,11 +63,11 @@ def render_kubeconfig(
     proxy: str | None = None,
     tls_server_name: str | None = None,
 ) -> bytes:
-    """Render a kubeconfig of one cluster, one user and one context, credentials inline.
+    """Render a kubeconfig with a single cluster, user and context, and with inline credentials.
 
-    `server` is the URL, `ca` the CA (PEM) that its certificate is verified against (None: the system's). The user
-    authenticates by bearer `token` or by `client` certificate. `proxy` is the URL of a proxy to the server.
-    `tls_server_name` is the name that its certificate has; None: the host of `server`.
+    `server` is the URL of the API server. `ca` is the CA (PEM) of its certificate; None means the system's CAs. The
+    user authenticates with a bearer `token` or a `client` certificate. `proxy` is the URL of a proxy to the server.
+    `tls_server_name` is the name in its certificate; None means the host of `server`.
     """
     credentials: dict[str, str] = {}
     if token is not None:
@@ -85,12 +85,12 @@ def render_kubeconfig(
     rendered = _TEXT.format(cluster=_lines(cluster), name=user, user=_lines(credentials)).encode()
     if document_of(rendered) is not rendered:
         return rendered
-    # Something needs quotation marks.
+    # The text is not in plain form: a value may need quotation marks, or the cluster has further fields.
     return yaml.dump(_document(cluster, user=user, credentials=credentials), Dumper=_Dumper, sort_keys=False).encode()
 
 
 def discovery_kubeconfig(server: str, *, ca: bytes) -> dict[str, Any]:
-    """Return the kubeconfig by which kubeadm finds a control plane: one cluster without a name, and no credentials.
+    """Return the kubeconfig by which kubeadm discovers a control plane: a cluster without name and credentials.
 
     `ca` is PEM.
     """
@@ -106,7 +106,7 @@ def discovery_kubeconfig(server: str, *, ca: bytes) -> dict[str, Any]:
 
 
 def config_of(secret: Mapping[str, Any] | None) -> ClusterConfig | None:
-    """Return how to reach the API server that a published Secret is for; None where it has no kubeconfig to be read."""
+    """Return the connection in a published Secret; None if the Secret has no readable kubeconfig."""
     if secret is None:
         return None
     try:
@@ -116,21 +116,21 @@ def config_of(secret: Mapping[str, Any] | None) -> ClusterConfig | None:
 
 
 def document_of(kubeconfig: bytes) -> Mapping[str, Any] | bytes:
-    """Return what a kubeconfig says if it has just the form that `render_kubeconfig` gives it; any other as it is.
+    """Return the parsed document of a kubeconfig in the exact form of `render_kubeconfig`; other input unchanged.
 
-    `ClusterConfig.from_kubeconfig` takes both. A match takes a tenth of what a parser of YAML takes.
+    `ClusterConfig.from_kubeconfig` accepts both results. A match takes a tenth of the time of a YAML parser.
     """
-    found = _RENDERED.fullmatch(kubeconfig.decode(errors="replace"))
-    if found is None or found["name"] != found["same"]:
+    rendered = _RENDERED.fullmatch(kubeconfig.decode(errors="replace"))
+    if rendered is None or rendered["name"] != rendered["same"]:
         return kubeconfig
-    cluster = {"server": found["server"], "certificate-authority-data": found["ca"]}
+    cluster = {"server": rendered["server"], "certificate-authority-data": rendered["ca"]}
     credentials = {
-        "token": found["token"],
-        "client-certificate-data": found["certificate"],
-        "client-key-data": found["key"],
+        "token": rendered["token"],
+        "client-certificate-data": rendered["certificate"],
+        "client-key-data": rendered["key"],
     }
-    given = ({name: value for name, value in part.items() if value is not None} for part in (cluster, credentials))
-    return _document(next(given), user=found["name"], credentials=next(given))
+    parts = ({name: value for name, value in part.items() if value is not None} for part in (cluster, credentials))
+    return _document(next(parts), user=rendered["name"], credentials=next(parts))
 
 
 def _lines(fields: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Keys, certificate authorities and the certificates they issue. EC P-256 throughout.
+"""Keys, certificate authorities and the certificates that they issue. All keys are EC P-256.
 
 Extensions follow RFC 5280 closely enough for Python 3.13, which verifies strictly by default.
 """
@@ -45,7 +45,7 @@ LEAF_LIFETIME: Final = dt.timedelta(days=365)
 
 _CLOCK_SKEW: Final = dt.timedelta(minutes=5)
 _AUTHORITY_CLOCK_SKEW: Final = dt.timedelta(days=30)
-"""An authority is hard to replace. It stays valid if the clock that created it is set back by less than this."""
+"""An authority is hard to replace. It stays valid if the clock of its creation is set back by less than this."""
 _RENEWED_AFTER: Final = 2 / 3
 """Share of its life after which a certificate is renewed."""
 
@@ -63,7 +63,8 @@ def create_authority(
 ) -> KeyPair:
     """Create a certificate authority that signs leaf certificates only.
 
-    With the key of a former one of this name, the former certificate is enough to trust what the new one signs.
+    Pass `former_key` to reuse the key of a former authority. With an equal name, clients that trust the former
+    certificate also trust leaf certificates of the new authority.
     """
     key = ec.generate_private_key(ec.SECP256R1()) if former_key is None else _load_key(former_key)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
@@ -86,9 +87,9 @@ def issue_serving(
     client: bool = False,
     lifetime: dt.timedelta = LEAF_LIFETIME,
 ) -> KeyPair:
-    """Issue a certificate for a server under the names and addresses in `hosts`.
+    """Issue a serving certificate for the DNS names and IP addresses in `hosts`.
 
-    `client` lets the server use it as a client as well, as members of etcd do among themselves.
+    With `client`, the certificate is also a client certificate, as members of etcd need it among themselves.
     """
     usages = [ExtendedKeyUsageOID.SERVER_AUTH, *([ExtendedKeyUsageOID.CLIENT_AUTH] if client else [])]
     names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
@@ -98,18 +99,18 @@ def issue_serving(
 def issue_client(
     authority: KeyPair, *, user: str, groups: Sequence[str] = (), lifetime: dt.timedelta = LEAF_LIFETIME
 ) -> KeyPair:
-    """Issue a certificate that authenticates a user and its groups (Kubernetes: CN and O)."""
+    """Issue a client certificate for a user and its groups (Kubernetes: CN and O)."""
     usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
     return _issue(authority, subject=_subject(user, groups), usages=usages, names=None, lifetime=lifetime)
 
 
 def create_signing_key() -> bytes:
-    """Create a private key (PEM) that signs ServiceAccount tokens."""
+    """Create a private key (PEM) for signing ServiceAccount tokens."""
     return _pem(ec.generate_private_key(ec.SECP256R1()))
 
 
 def public_key(key: bytes) -> bytes:
-    """Return the public half (PEM) of a private key. Raises CredentialsInvalid where it is none."""
+    """Return the public key (PEM) of a private key. Raises CredentialsInvalid if `key` is no private key."""
     return (
         _load_key(key)
         .public_key()
@@ -118,9 +119,9 @@ def public_key(key: bytes) -> bytes:
 
 
 def public_fingerprint(key: bytes) -> str:
-    """Return the SHA-256, in hexadecimal digits, of the public half (DER) of a private key.
+    """Return the SHA-256, in hexadecimal digits, of the public key (DER) of a private key.
 
-    Raises CredentialsInvalid where it is none.
+    Raises CredentialsInvalid if `key` is no private key.
     """
     public = _load_key(key).public_key()
     encoded = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
@@ -128,28 +129,28 @@ def public_fingerprint(key: bytes) -> str:
 
 
 def valid_from(certificate: bytes) -> dt.datetime:
-    """Return the begin of a certificate's life, with time zone. Raises CredentialsInvalid where it is none."""
+    """Return the start of a certificate's validity, with time zone. Raises CredentialsInvalid for no certificate."""
     return _load(certificate).not_valid_before_utc
 
 
 def expiry(certificate: bytes) -> dt.datetime:
-    """Return the end of a certificate's life, with time zone. Raises CredentialsInvalid where it is none."""
+    """Return the end of a certificate's validity, with time zone. Raises CredentialsInvalid for no certificate."""
     return _load(certificate).not_valid_after_utc
 
 
 def renewal_due(certificate: bytes, *, now: dt.datetime) -> bool:
-    """Tell whether two thirds of a certificate's life have gone, or its life has not begun.
+    """Return whether two thirds of a certificate's life have passed, or its validity has not begun.
 
-    A clock that was ahead issued the latter. Nobody accepts such a certificate before its life begins.
+    In the latter case the issuer's clock was ahead. Peers reject such a certificate before its validity begins.
     """
     return now < _load(certificate).not_valid_before_utc or now >= renewal_time(certificate)
 
 
 def renewal_time(certificate: bytes) -> dt.datetime:
-    """Return when two thirds of a certificate's life will have gone, with time zone.
+    """Return the time at which two thirds of a certificate's life have passed, with time zone.
 
-    Its life begins when it was issued, which is later than it says for the sake of clocks that are behind. Raises
-    CredentialsInvalid where it is no certificate.
+    The life begins at the time of issue, which is 5 minutes after the start of validity: the difference allows for slow
+    clocks of peers. Raises CredentialsInvalid for no certificate.
     """
     loaded = _load(certificate)
     issued = loaded.not_valid_before_utc + _CLOCK_SKEW
@@ -157,7 +158,7 @@ def renewal_time(certificate: bytes) -> dt.datetime:
 
 
 def hosts_of(certificate: bytes) -> frozenset[str]:
-    """Return the names and addresses that a serving certificate is for."""
+    """Return the DNS names and IP addresses of a serving certificate."""
     try:
         names = _load(certificate).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -167,13 +168,13 @@ def hosts_of(certificate: bytes) -> frozenset[str]:
 
 
 def user_of(certificate: bytes) -> str:
-    """Return the user that a client certificate authenticates; empty where it names none."""
+    """Return the user of a client certificate; empty if the certificate has no CN."""
     names = _load(certificate).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(names[0].value) if names else ""
 
 
 def check_pair(pair: KeyPair) -> None:
-    """Raise CredentialsInvalid unless certificate and key can be read and belong together."""
+    """Raise CredentialsInvalid unless certificate and key are readable and belong together."""
     try:
         certified = _load(pair.certificate).public_key()
     except (ValueError, UnsupportedAlgorithm) as error:
@@ -183,7 +184,7 @@ def check_pair(pair: KeyPair) -> None:
 
 
 def issued_by(certificate: bytes, *, authority: KeyPair) -> bool:
-    """Tell whether an authority issued a certificate."""
+    """Return whether an authority issued a certificate."""
     try:
         _load(certificate).verify_directly_issued_by(_load(authority.certificate))
     except (ValueError, TypeError, InvalidSignature, CredentialsInvalid):

@@ -1,12 +1,13 @@
-"""The exchange of a control plane's CAs and ServiceAccount key, as a pure function of what was done so far.
+"""Rotation of a control plane's CAs and ServiceAccount key, as a pure function of the steps so far.
 
-Trusting: all programs trust the new ones beside the old ones, which still issue everything. Overlapping: the new ones
-issue clients' credentials. Credentials of the old ones are still good. The API server still serves with a certificate
-of the old CA, which clients with an older kubeconfig know as well. Dropping: the API server serves with a certificate
-of the new CA, and rejects what the old ones issued. Done: only the new ones are trusted.
+1. Trusting: all programs trust both old and new authorities. The old authorities still issue all credentials.
+2. Overlapping: the new authorities issue clients' credentials. Old credentials remain valid. The API server still
+   serves with a certificate of the old CA, because clients with an older kubeconfig know this CA as well.
+3. Dropping: the API server serves with a certificate of the new CA, and rejects credentials of the old authorities.
+4. Done: programs trust only the new authorities.
 
-A kubeconfig is good as long as its credential. A client with a good one at the end of the overlap fetched it after the
-new CA was added. So one overlap is enough for both directions of trust.
+A kubeconfig is valid for as long as its credential. A client with a valid credential at the end of the overlap fetched
+its kubeconfig after the new CA was added. A single overlap therefore covers both directions of trust.
 """
 
 from __future__ import annotations
@@ -28,34 +29,34 @@ __all__ = [
 ]
 
 OVERLAP: Final = timedelta(hours=24, minutes=5)
-"""The least overlap: the life of what kplane issues, and some minutes by which clocks may differ."""
+"""Minimum overlap: the lifetime of kplane's credentials, plus some minutes of clock difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class RotationWish:
-    """What the control plane's annotations ask for."""
+    """Rotation request in the annotations of a control plane."""
 
     value: str | None
-    """Begin, unless this value was handled already."""
+    """Begin a rotation, unless this value was handled already."""
     finish: str | None = None
-    """End the overlap of this value at once."""
+    """End the overlap of the rotation with this value at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """How far an exchange has come."""
+    """Progress of a rotation."""
 
     value: str
-    """What began it; a value is handled once."""
+    """Value of the request that began the rotation; each value is handled once."""
     phase: RotationPhase
     started_at: datetime
     phase_started_at: datetime
     drop_at: datetime | None = None
-    """When the overlap ends by itself; None before there is one."""
+    """End of the overlap; None before the overlap begins."""
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """Read what `to_json` wrote. Raises KeyError, TypeError or ValueError where it is something else."""
+        """Read the result of `to_json`. Raises AttributeError, KeyError, TypeError or ValueError for other input."""
         drop_at = document.get("dropAt")
         return cls(
             value=str(document["value"]),
@@ -66,7 +67,7 @@ class Rotation:
         )
 
     def to_json(self) -> dict[str, str]:
-        """Return it as a document."""
+        """Return the rotation as a JSON document."""
         document = {
             "value": self.value,
             "phase": self.phase.value,
@@ -77,14 +78,14 @@ class Rotation:
 
 
 def begun_with(value: str | None, *, now: datetime) -> Rotation | None:
-    """Return the record of keys that are made just now: nothing is to be exchanged for a value that is there before."""
+    """Return the record for keys that were just created: a value that is already requested starts no rotation."""
     if not _is_value(value):
         return None
     return Rotation(value, RotationPhase.DONE, started_at=_second(now), phase_started_at=_second(now))
 
 
 def is_wanted(rotation: Rotation | None, *, wish: RotationWish) -> bool:
-    """Tell whether an exchange is under way, or is to begin."""
+    """Return whether a rotation is in progress, or is requested."""
     if rotation is None or rotation.phase is RotationPhase.DONE:
         return _is_value(wish.value) and (rotation is None or wish.value != rotation.value)
     return True
@@ -93,11 +94,11 @@ def is_wanted(rotation: Rotation | None, *, wish: RotationWish) -> bool:
 def next_rotation(
     rotation: Rotation | None, *, wish: RotationWish, settled: bool, now: datetime, outlives: datetime | None = None
 ) -> Rotation | None:
-    """Return the next step; None while there is none.
+    """Return the rotation after its next step; None if no step is due.
 
-    `settled` says that what the present phase asks for is so everywhere: every API server that runs has it, and what is
-    published is of it. `outlives` is the end of the life of what is published, as far as it is known: the overlap
-    is at least as long, if nobody ends it.
+    `settled` means that the present phase is in effect everywhere: in each running API server, and in all published
+    credentials. `outlives` is the expiry of the published credentials, if known. The overlap lasts at least until then,
+    unless `wish.finish` ends it.
     """
     if not settled:
         return None
@@ -113,7 +114,7 @@ def next_rotation(
         case RotationPhase.OVERLAPPING:
             over = rotation.drop_at is None or now >= rotation.drop_at
             if not over and wish.finish != rotation.value:
-                # A clock that was ahead began the overlap: begin it again, instead of extending it by as much.
+                # The overlap began on a clock that was ahead. Restart the overlap instead of extending it by as much.
                 begins_again = is_future(rotation.phase_started_at, now=now)
                 return _overlapping(rotation, now=now, outlives=outlives) if begins_again else None
             return replace(rotation, phase=RotationPhase.DROPPING, phase_started_at=now)
@@ -131,5 +132,5 @@ def _is_value(value: str | None) -> TypeGuard[str]:
 
 
 def _second(time: datetime) -> datetime:
-    # As Kubernetes writes times: what is published is what is kept.
+    # Kubernetes writes times in seconds, so published and stored times are equal.
     return time.replace(microsecond=0)

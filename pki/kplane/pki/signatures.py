@@ -1,4 +1,4 @@
-"""Signatures of ServiceAccount tokens: made and checked by the key of a control plane."""
+"""Signatures of ServiceAccount tokens, created and verified with the key of a control plane."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["sign_claims", "signed_by"]
 
 
 def sign_claims(claims: Mapping[str, Any], *, key: bytes) -> str:
-    """Return a JSON Web Token of these claims, signed by a private key (PEM) of ours.
+    """Return a JSON Web Token of these claims, signed with a private key (PEM) of the control plane.
 
-    The key is named as API servers name it, so that they find it among several. Raises CredentialsInvalid where it is
-    none.
+    The key id has the same form as in API servers, so that an API server with several keys finds the key. Raises
+    CredentialsInvalid if the private key is not of an elliptic curve, and ValueError if `key` is no private key.
     """
     signer = load_pem_private_key(key, password=None)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
@@ -37,9 +37,10 @@ def sign_claims(claims: Mapping[str, Any], *, key: bytes) -> str:
 
 
 def signed_by(token: str, *, key: bytes) -> bool:
-    """Tell whether a private key (PEM) of ours signed a token. Raises CredentialsInvalid where the key is none.
+    """Return whether a private key (PEM) of the control plane signed a token.
 
-    It says nothing of whether the token is good otherwise: that is up to the API server.
+    The function checks the signature only; the API server checks the claims. Raises CredentialsInvalid if `key` is no
+    private key.
     """
     verifier = load_pem_public_key(public_key(key))
     return isinstance(verifier, ec.EllipticCurvePublicKey) and is_signed_by(token, key=verifier)
