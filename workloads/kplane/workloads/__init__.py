@@ -1,4 +1,4 @@
-"""Runs components: one description, and a runtime that has it run."""
+"""Runs components: a description of each component, and runtimes that run them."""
 
 from kplane.workloads.component import (
     DATA,

@@ -1,4 +1,4 @@
-"""What a program needs in order to run, said once for every runtime."""
+"""Description of a program and its requirements, the same for every runtime."""
 
 from __future__ import annotations
 
@@ -26,49 +26,56 @@ __all__ = [
 ]
 
 FILES = "$(FILES)"
-"""Stands in arguments and in values of `Component.env` for the private directory that holds `Component.files`."""
+"""Placeholder in arguments and values of `Component.env`: the private directory that holds `Component.files`."""
 
 DATA = "$(DATA)"
-"""Stands in arguments and in values of `Component.env` for the directory that survives restarts (`Component.data`)."""
+"""Placeholder in arguments and values of `Component.env`: the directory that survives restarts (`Component.data`)."""
 
 SCRATCH = "$(SCRATCH)"
-"""Stands there for a private directory that may be empty at each start (`Component.scratch`): in memory, as pods."""
+"""Placeholder in arguments and values of `Component.env`: a private directory for `Component.scratch`.
+
+The directory may be empty at each start. Pods have it in memory.
+"""
 
 
 class RestartPolicy(enum.StrEnum):
-    """What follows when the process ends by itself. Kubernetes' words."""
+    """Reaction to a process that ends by itself, in Kubernetes' words."""
 
     ALWAYS = "Always"
     NEVER = "Never"
 
 
 class Lifetime(enum.StrEnum):
-    """What becomes of the component when the process that runs the runtime dies."""
+    """Lifetime of the component in relation to the process that runs the runtime."""
 
     BOUND = "Bound"
-    """It is killed with its supervisor (Linux: PR_SET_PDEATHSIG)."""
+    """The kernel kills the component when its supervisor dies (Linux: PR_SET_PDEATHSIG)."""
 
     INDEPENDENT = "Independent"
-    """It continues, and the next supervisor adopts it."""
+    """The component outlives its supervisor, and the next supervisor adopts it."""
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file that the program reads, delivered with mode 0600 in a directory of mode 0700."""
+    """A file for the program, delivered with mode 0600 in a directory of mode 0700."""
 
     content: bytes = field(repr=False)
     reloaded: bool = False
-    """The program re-reads the file by itself, so that a change replaces it atomically and restarts nothing."""
+    """Whether the program reads the file again by itself.
+
+    A change then replaces the file atomically, without a restart.
+    """
     names_files: bool = False
-    """`FILES` in the content is replaced by the directory, as in arguments."""
+    """Whether `FILES` in the content is replaced by the directory, as in arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fallback:
-    """What a former description must have in common with a new one to run on in its place, if the new one fails.
+    """Parts that a former description must share with a new description, to replace the new description if it fails.
 
-    A new one fails if its program ends by itself, or hangs, before it was ever ready: an argument is misspelled, or a
-    file cannot be parsed. Whatever decides which data are served, and who is let in, belongs here.
+    A description fails if its program ends by itself, or hangs, before it was ever ready. For example, an argument is
+    misspelled, or a file cannot be parsed. List here all arguments and files that determine which data are served and
+    who has access.
     """
 
     arguments: tuple[str, ...] = ()
@@ -87,18 +94,21 @@ class Port:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation:
-    """A command that makes the data of a component. It runs before the first start, and before a start without them."""
+    """A command that makes the data of a component before a start, if the data are missing."""
 
     program: str
     args: tuple[str, ...]
-    """`DATA` in them is a directory that does not exist. The command makes it."""
+    """Arguments. `DATA` in them is a directory that does not exist yet; the command creates it."""
     creates: str
-    """What the command makes in there. The data get that, and as long as they have it, the command does not run."""
+    """Name of the file or directory that the command creates in `DATA`.
+
+    The runtime moves it into the data of the component. While it exists there, the command does not run.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """An HTTP GET that answers 200 when the component is ready. Plain HTTP where `ca` is None."""
+    """Readiness probe by HTTP GET: status 200 means ready. The probe uses plain HTTP if `ca` is None."""
 
     port: str
     """Name of the port."""
@@ -106,16 +116,19 @@ class Probe:
     ca: str | None = None
     """Name of the file (in `Component.files`) with the CA that signed the serving certificate."""
     interval_seconds: float = 0.2
-    """Between probes until ready; afterwards the runtime probes at a slower pace."""
+    """Interval between probes until the component is ready; afterwards the runtime probes less often."""
     timeout_seconds: float = 5.0
     failure_threshold: int = 3
-    """So many failures in a row make a ready component not ready."""
+    """Number of consecutive failures after which a ready component counts as not ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """What a component connects to: a TCP port, of a component beside it, of a namespace, of a network, or else of any
-    address that is not link-local."""
+    """A TCP port that a component connects to.
+
+    The port is on a component beside it, in a namespace or in a network. Without any of the three, the port is on any
+    address that is not link-local.
+    """
 
     port: int
     component: str | None = None
@@ -126,119 +139,139 @@ class Reach:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What a component gets of a machine that it shares, where the runtime can hold it to that: pods.
+    """Requests and limits for a component on a shared machine, in Kubernetes' words and quantities.
 
-    Words and quantities are those of Kubernetes.
+    Pods have both. Processes have neither.
     """
 
     cpu_request: str
     memory_request: str
     memory_limit: str
-    """A component that takes more is ended and started again; the others are not touched."""
+    """The kernel ends a component that exceeds the limit, and it starts again; other components are not affected."""
     cpu_limit: str | None = None
     """None: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduling:
-    """Which nodes a component runs on, where the runtime has several: pods. Words and shapes are of Kubernetes."""
+    """Nodes that a component may run on, in Kubernetes' words and shapes. Applies to pods."""
 
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: Sequence[Mapping[str, Any]] = ()
     affinity: Mapping[str, Any] = field(default_factory=dict)
     priority_class: str | None = None
     topology_spread: Sequence[Mapping[str, Any]] | None = None
-    """Constraints without `labelSelector`, because they are about the component's own pods. None: evenly over nodes and
-    zones where that can be.
+    """Constraints without `labelSelector`, which the runtime sets to the component's own pods.
+
+    None: evenly over nodes and zones, if possible.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """The volume for the data of a component, where the runtime has volumes: pods. Words are of Kubernetes."""
+    """The volume for the data of a component, in Kubernetes' words. Applies to pods."""
 
     size: str | None = None
-    """None: that of the runtime's settings."""
+    """None: the size in the runtime's settings."""
     storage_class: str | None = None
-    """None: that of the runtime's settings."""
+    """None: the class in the runtime's settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """One long-running program and all that it needs. Equal descriptions need no action."""
+    """A long-running program and its requirements. Applying an equal description again changes no state."""
 
     name: str
     """Unique in its runtime; a DNS-1123 label."""
     program: str
-    """The executable's name, "kube-apiserver", which each runtime finds where its programs are; or an absolute path."""
+    """Name of the executable, such as "kube-apiserver", or an absolute path.
+
+    Each runtime looks for the name among its own programs.
+    """
     args: tuple[str, ...]
-    """Arguments. `FILES` and `DATA` in them are replaced by directories. Never a secret: arguments are public."""
+    """Arguments, with `FILES`, `DATA` and `SCRATCH` replaced by directories.
+
+    Arguments must not contain secrets, because they are public.
+    """
     version: str | None = None
-    """Of the program, such as "1.36.3"; None: the one that the runtime has. See `Runtime.lacks`."""
+    """Version of the program, such as "1.36.3"; None: the runtime's version. See `Runtime.lacks`."""
     files: Mapping[str, File] = field(default_factory=dict)
-    """By file name."""
+    """Files by name."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """The whole environment besides PATH and HOME. Never a secret."""
+    """The whole environment besides PATH and HOME, without secrets."""
     ports: tuple[Port, ...] = ()
     data: bool = False
-    """Whether the program keeps data (`DATA` is then a directory that only `Runtime.delete` removes)."""
+    """Whether the program keeps data. `DATA` is then a directory that only `Runtime.delete` removes."""
     storage: Storage = field(default_factory=Storage)
-    """The volume for that, when it is made; a change does nothing to one that is there."""
+    """The volume for the data.
+
+    The settings count only when the volume is created; a change does not affect an existing volume.
+    """
     prepare: Preparation | None = None
-    """None: the program makes its data itself. A change restarts no process."""
+    """Command that makes the data; None: the program makes its data itself. A change does not restart the process."""
     scratch: bool = False
-    """Whether the program writes files that it can do without after a restart, secret ones among them (`SCRATCH`)."""
+    """Whether the program writes files that it does not need after a restart (`SCRATCH`).
+
+    The files may contain secrets.
+    """
     single: bool = False
-    """One of it runs at a time, also where its node is lost: the next one starts when the last one is known to have
-    ended. Processes, and whatever keeps data, are so anyway.
+    """Whether at most one instance runs at a time, even if its node is lost.
+
+    The next pod starts once the former pod is known to have ended. Processes, and components with data, always run so.
     """
     service_account: str | None = None
-    """Whom of the management cluster it is, as a pod: a ServiceAccount beside it. None: nobody."""
+    """Name of the ServiceAccount in the management cluster that the pod uses, in its own namespace.
+
+    None: the pod has no token of the management cluster.
+    """
     readiness: Probe | None = None
-    """None: ready as soon as it runs."""
+    """Readiness probe; None: the component is ready as soon as it runs."""
     liveness_path: str | None = None
-    """On the port of `readiness`. A component that does not answer 200 there for a minute hangs, and is restarted."""
+    """Path on the port of `readiness`. A component without an answer 200 there for a minute hangs, and is restarted."""
     resources: Resources | None = None
     scheduling: Scheduling | None = None
     """None: any node, as for other pods."""
     scheduling_held: bool = False
-    """Whether pods that exist keep the scheduling they have, whatever `scheduling` says: it counts for a new component.
-    """
+    """Whether existing pods keep their present scheduling. `scheduling` then counts only for a new component."""
     open_files: int | None = None
-    """So many files and connections it may have open at once, where the runtime can hold it to that: processes."""
+    """Maximum number of files and connections that the component may have open at once. Applies to processes."""
     only_logs: bool = False
-    """Whether it writes nothing at length but its log, which the kernel can bound then: processes of `Lifetime.BOUND`.
+    """Whether the log is the only large file that the program writes. Applies to processes of `Lifetime.BOUND`.
 
-    Their files are cut off at four times what the runtime lets a log have; what does not fit is lost.
+    The kernel then limits each of their files to four times the runtime's limit of a log. Further output is lost.
     """
     reads: tuple[str, ...] | None = None
-    """Paths that it may read besides its own files and those of the machine: programs, libraries, /etc, /proc, /sys.
+    """Paths that the component may read besides its own files and the machine's files.
 
-    The kernel then refuses it all else, such as the files of other components: processes of `Lifetime.BOUND`, if the
-    kernel has Landlock (`landlock_version`). None: whatever its user may read.
+    The machine's files are programs, libraries, /etc, /proc and /sys.
+    The kernel refuses access to other files, such as the files of other components. Applies to processes of
+    `Lifetime.BOUND`, if the kernel has Landlock (`landlock_version`). None: all files that its user may read.
     """
     reached_by: tuple[str, ...] | None = None
-    """Names of the components that may connect to it, where the runtime can keep others out: pods. None: anybody."""
+    """Names of the components that may connect to the component. Applies to pods. None: any client."""
     operated: bool = False
-    """Whether the owner of the runtime connects to it as well: pods let in `PodSettings.operator` besides."""
+    """Whether the owner of the runtime connects to the component as well. Pods then admit `PodSettings.operator`."""
     peer_port: str | None = None
-    """Name of a port that `peers` alone connect to, where the runtime can keep others out: pods."""
+    """Name of a port that only `peers` may connect to. Applies to pods."""
     peers: tuple[str, ...] = ()
     """Names of the components that hold the same data."""
     metrics_port: str | None = None
-    """Name of a port that serves metrics and health only: pods let in nobody but `PodSettings.metrics_from` there."""
+    """Name of a port that serves only metrics and health. Pods admit only `PodSettings.metrics_from` there."""
     reaches: tuple[Reach, ...] | None = ()
-    """What it connects to besides DNS, and to nothing else where the runtime can keep it. None: to whatever it will."""
+    """Destinations that the component may connect to besides DNS. Applies to pods. None: any destination."""
     restart: RestartPolicy = RestartPolicy.ALWAYS
     fallback: Fallback | None = None
-    """None: a description that fails is tried until it is ready. It needs `readiness`. Pods without data need none:
-    their Deployment ends no pod until the next one is ready.
+    """Condition for a return to the former description if the new description fails; requires `readiness`.
+
+    None: a failing description is tried until it is ready. Pods without data need no fallback: their Deployment keeps
+    each former pod until the next pod is ready.
     """
     check: tuple[str, ...] = ()
-    """Arguments that make the program only judge those that follow: it ends with a code above 0 if it refuses one.
+    """Arguments that make the program only validate the arguments after them.
 
-    With a `fallback`, processes ask it before they end one that serves. Empty: the program cannot be asked.
+    The exit code is above 0 if the program refuses them. With a `fallback`, the process runtime validates before it
+    ends a serving process. Empty: the program cannot validate.
     """
     lifetime: Lifetime = Lifetime.INDEPENDENT
     grace_seconds: float = 30.0
-    """Between the request to stop and the kill."""
+    """Time between the request to stop and the kill."""

@@ -1,4 +1,4 @@
-"""What can go wrong when programs are run."""
+"""Errors of running programs."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ __all__ = ["ProgramFailed", "ProgramTimedOut", "RuntimeFailure", "WorkloadsError
 
 
 class WorkloadsError(Exception):
-    """Root of the errors of this package."""
+    """Base class of the errors of this package."""
 
 
 class RuntimeFailure(WorkloadsError):
-    """A runtime cannot do what it was asked; the message says for which component and why."""
+    """A runtime cannot carry out a call; the message names the component and the reason."""
 
 
 class ProgramFailed(WorkloadsError):
-    """A one-shot command did not start, ended with a failure, or wrote more than is taken."""
+    """A one-shot command did not start, ended with a failure, or wrote more than the limit."""
 
     def __init__(self, message: str, *, exit_code: int | None = None, stderr: bytes = b"") -> None:
         super().__init__(message)
         self.exit_code = exit_code
-        """None if it did not start; negative: the number of the signal that ended it."""
+        """Exit code; negative: the number of the signal that ended the command. None if the command did not start."""
         self.stderr = stderr
 
 
 class ProgramTimedOut(WorkloadsError):
-    """A one-shot command did not end in time, and was killed."""
+    """A one-shot command did not end within its timeout, and was killed."""

@@ -1,4 +1,4 @@
-"""The line of a log by which a program says why it ends."""
+"""Finds the fatal line of a log: the line in which a program gives the reason for its end."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _FATAL: Final = re.compile(
     r'|"level":"(fatal|panic)"'  # zap, as etcd has it
     r"|^Error: | CRITICAL "  # cobra, and Python's logging
 )
-"""What programs write before they end by themselves."""
+"""Patterns of the lines that programs write before they end by themselves."""
 
 
 def last_fatal_line(log: str) -> str:
-    """Return the last line of a log by which a program says why it ends; empty if there is none."""
+    """Return the last fatal line of a log, at most 500 characters of it; empty if the log has no such line."""
     line = next((line for line in reversed(log.splitlines()) if _FATAL.search(line)), "")
     return line.strip()[:_SHOWN_LETTERS]

@@ -1,4 +1,4 @@
-"""Where components run: the protocol of every runtime, and what their implementations share."""
+"""The protocol of runtimes, the state of components, and helpers that all runtimes share."""
 
 from __future__ import annotations
 
@@ -19,32 +19,35 @@ logger = logging.getLogger(__name__)
 
 
 class Phase(enum.StrEnum):
-    """Where a component is in its life."""
+    """Phase in the life of a component."""
 
     ABSENT = "Absent"
     STARTING = "Starting"
     READY = "Ready"
     UNREADY = "Unready"
-    """It runs, and its readiness probe fails."""
+    """The program runs, and its readiness probe fails."""
     BACKOFF = "Backoff"
-    """It ended by itself and waits for its next start."""
+    """The program ended by itself, and its next start is delayed."""
     STOPPING = "Stopping"
     ENDED = "Ended"
-    """It ended by itself and is not started again: `RestartPolicy.NEVER`, or not described since the runtime began."""
+    """The program ended by itself and is not started again.
+
+    Either its policy is `RestartPolicy.NEVER`, or `apply` was not called for it since the runtime began.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposure:
-    """How a component is made to be reached from outside, where the runtime has Services: pods."""
+    """Options for making a component reachable from outside; apply to pods, which have Services."""
 
     annotations: Mapping[str, str] = field(default_factory=dict)
     load_balancer_class: str | None = None
-    """It counts when the Service is made: Kubernetes does not allow a change."""
+    """Class of the load balancer, which counts only when the Service is created: Kubernetes refuses a change."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalAddress:
-    """Where a component is reached from outside of the network that components share."""
+    """Address of a component outside of the network that components share."""
 
     host: str
     ports: Mapping[str, int]
@@ -52,153 +55,172 @@ class ExternalAddress:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a component is reached by others."""
+    """Address of a component inside of the network that components share."""
 
     host: str
-    """Name or address that other components use, and that its serving certificate must carry."""
+    """Host name or IP address that other components use. The component's serving certificate must contain it."""
     ports: Mapping[str, int]
     bind: str | None = None
-    """Address that the program has to listen on; None: `host` is one."""
+    """Address for the program to listen on; None: `host`."""
     external: ExternalAddress | None = None
-    """None: there is no other address than `host`."""
+    """Address for clients outside; None: `host` is the only address."""
 
     @property
     def listen(self) -> str:
-        """Address that the program has to listen on."""
+        """Address for the program to listen on."""
         return self.bind or self.host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentState:
-    """What a runtime knows of a component now."""
+    """State of a component, as far as its runtime knows."""
 
     name: str
     phase: Phase
     message: str = ""
-    """For people: why it is not ready, with the last lines of its log where it ended by itself."""
+    """Reason for people why the component is not ready; if it ended by itself, with the last lines of its log."""
     restarts: int = 0
     pid: int | None = None
     exit_code: int | None = None
-    """Of the last end; negative: the signal's number. None if it never ended or is not known."""
+    """Exit code of the last end; negative: the signal's number.
+
+    None if the program never ended, or the code is unknown.
+    """
     version: str | None = None
-    """Of the program, such as "1.36.3", as the present or last description has it; None if the runtime cannot tell."""
+    """Version of the program, such as "1.36.3", under the present or last description; None if it is unknown."""
     rolling: bool = False
-    """It is being replaced, because its description has changed. `message` says what is in the way then, also where the
-    phase is READY: what was there before may serve on. Of that, something may be left even longer: see `settled`.
+    """Whether the component is being replaced after a change of its description.
+
+    `message` then names the obstacle, even in phase READY, because the former program may still serve. Pods of the
+    former description may outlast this flag: see `settled`.
     """
     unplaced: bool = False
-    """A pod of it has no node, because none fits its scheduling, or the cluster refuses to make the pod."""
+    """Whether a pod has no node, or no pod exists.
+
+    For example, no node fits the scheduling, or the cluster refuses to create the pod.
+    """
     failing: bool = False
-    """Its new description was tried and given up for now: the program ended before it was ready, and runs as before.
-    `rolling` is True too, and `message` has the last words of the program. Pods are never given up, only `rolling`.
+    """Whether the new description failed and the former description runs again, until a retry.
+
+    The new program ended or hung before it was ready, or refused its arguments. `rolling` is True too, and `message`
+    has the last words of the program. Always False for pods, which keep trying and stay `rolling`.
     """
     unobtainable: bool = False
-    """It does not run, because its program cannot be had, for example because there is no such image."""
+    """Whether the program does not run because it cannot be obtained; for example, its image does not exist."""
 
 
 class Runtime(Protocol):
-    """Runs components. Every call may be repeated; every call returns when what it says is true."""
+    """Runs components. Each method may be called again, and returns once the described effect has taken place."""
 
     @property
     def runs_pods(self) -> bool:
-        """Whether components are pods: held to their resources, put on nodes as scheduled, reached by Services."""
+        """Whether components are pods: Kubernetes enforces their resources, schedules them and gives them Services."""
         ...
 
     async def version(self, program: str) -> str | None:
-        """Return the version of a program, such as "1.36.3", that components get which ask for none; None: not known.
+        """Return the version of a program, such as "1.36.3", for components without a version of their own.
 
-        Raises `RuntimeFailure` if the program is missing, or does not say it in time.
+        None if the version is unknown. Raises `RuntimeFailure` if the program is missing, or does not report its
+        version in time.
         """
         ...
 
     async def lacks(self, program: str, *, version: str) -> str | None:
-        """Return a sentence that says why no component can have that version of the program; None if one can.
+        """Return a sentence with the reason why the runtime lacks this version of the program.
 
-        Raises `RuntimeFailure` if that cannot be found out.
+        None if the version is available. Raises `RuntimeFailure` if the version of the program cannot be determined.
         """
         ...
 
     async def synced(self) -> None:
-        """Return when it is known what runs already: before, every component seems to be absent."""
+        """Wait until the runtime knows the components that run already. Before, every component seems to be absent."""
         ...
 
     async def reserve(self, name: str, *, ports: Sequence[str], exposed: Exposure | None = None) -> Address:
-        """Give the address under which a component will be reached; the same one until it is deleted.
+        """Reserve the address of a component. The address stays the same until `delete`.
 
-        `ports` names the ports wanted. `exposed` asks for an external address too, where the runtime was told how.
-        Raises `RuntimeFailure` if no address can be had, or not yet.
+        `ports` are the names of the ports. `exposed` requests an external address too, if the runtime's settings allow
+        it. Raises `RuntimeFailure` if no address is available, or not yet.
         """
         ...
 
     async def apply(self, component: Component) -> None:
-        """Have the component run as described: start it, replace it, or leave it.
+        """Run the component as described: start it, replace it, or leave it unchanged.
 
-        Returns when it was started, not when it is ready: see `state` and `subscribe`. No two processes ever use the
-        same data at once.
-        Raises `RuntimeFailure` if it cannot be started at all (no such program, no disk).
+        Returns once the component is started, not once it is ready: see `state` and `subscribe`. Two processes never
+        use the same data at once. Raises `RuntimeFailure` if the component cannot be started at all, for example
+        because the program is missing or the disk is full.
         """
         ...
 
     def state(self, name: str) -> ComponentState:
-        """Return what is known of a component; phase ABSENT where there is none. Never blocks."""
+        """Return the state of a component, with phase ABSENT if it does not exist. Never blocks."""
         ...
 
     def settled(self, name: str) -> bool:
-        """Return whether the component is ready as this runtime was told last, and nothing runs as it was told before.
+        """Return whether the component is ready under its last description, and no former process or pod is left.
 
-        Files that programs read again by themselves are not waited for.
+        A program that reads changed files again by itself may still have their former content.
         """
         ...
 
     def placed(self, name: str, scheduling: Scheduling | None) -> bool:
-        """Return whether the component is settled (`settled`), and every pod of it is scheduled as this says.
+        """Return whether the component is settled (`settled`), and all its pods have the given scheduling.
 
-        False until `apply` was called, and while the component keeps another scheduling (`Component.scheduling_held`).
+        False before the first `apply`, and while the component keeps a former scheduling (`Component.scheduling_held`).
         """
         ...
 
     def names(self, *, prefix: str = "") -> Sequence[str]:
-        """Names of all components that own something here: reserved, running, stopped, or found from an earlier run.
+        """Return the names of all components that own resources here: reserved, running, stopped, or of an earlier run.
 
-        With `prefix`, of those whose names begin so, which costs little for the others.
+        With `prefix`, only names that begin with `prefix`. Components with other names then cost little time.
         """
         ...
 
     async def stop(self, name: str) -> None:
-        """End the component and wait for its end; its address, files, logs and data stay. Absent: nothing happens."""
+        """End the component and wait for its end. Does not fail if the component is absent.
+
+        The address, files, logs and data stay.
+        """
         ...
 
     async def delete(self, name: str) -> None:
-        """End the component, wait, and remove its address, files, logs and data. Absent: nothing happens."""
+        """End the component, wait for its end, and remove its address, files, logs and data.
+
+        Does not fail if the component is absent.
+        """
         ...
 
     async def volume(self, name: str) -> str | None:
-        """Name the object of the cluster that holds the component's data, and goes with its namespace; None: there is
-        none."""
+        """Return the name of the cluster object that holds the component's data and is deleted with its namespace.
+
+        None if the component has no such object.
+        """
         ...
 
     async def unprotect(self, name: str) -> None:
-        """Let the component's data be deleted by others too: until then, only `delete` removes them."""
+        """Allow others to delete the component's data. Before this call, only `delete` removes the data."""
         ...
 
     async def data_mark(self, name: str) -> str | None:
-        """Return what `mark_data` wrote; None if the component has no data, or data that were never marked."""
+        """Return the mark that `mark_data` wrote; None if the component has no data, or the data have no mark."""
         ...
 
     async def mark_data(self, name: str, mark: str) -> None:
-        """Write a word on the component's data, which other data do not have. Raises `RuntimeFailure` without data."""
+        """Write a mark on the component's data, to tell them from other data. Raises `RuntimeFailure` without data."""
         ...
 
     def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None]:
-        """Call back with the name of each component whose state changed, or that `names` has no more.
+        """Call `callback` with the name of each component whose state changes, or that disappears from `names`.
 
-        Returns the unsubscribe function.
+        Returns the function that unsubscribes.
         """
         ...
 
 
 class NamedLocks:
-    """Locks by name. A lock exists only while it is used."""
+    """Locks by name. A lock exists only while callers hold it or wait for it."""
 
     def __init__(self) -> None:
         self._locks: dict[str, asyncio.Lock] = {}
@@ -206,7 +228,7 @@ class NamedLocks:
 
     @contextlib.asynccontextmanager
     async def holding(self, name: str) -> AsyncIterator[None]:
-        """Hold the lock of a name, after all earlier callers have left it."""
+        """Hold the lock of a name. Callers get the lock in the order of their calls."""
         lock = self._locks.setdefault(name, asyncio.Lock())
         self._users[name] += 1
         try:
@@ -219,13 +241,13 @@ class NamedLocks:
 
 
 class Subscribers:
-    """Callbacks that get the name of each component whose state changed."""
+    """Callbacks that receive the name of each component whose state changes."""
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[str], None]] = []
 
     def add(self, callback: Callable[[str], None]) -> Callable[[], None]:
-        """Call back from now on; returns the function that ends it, which may be called again."""
+        """Add a callback. Returns the function that removes the callback, which may be called repeatedly."""
         self._callbacks.append(callback)
 
         def remove() -> None:
@@ -235,7 +257,7 @@ class Subscribers:
         return remove
 
     def notify(self, name: str) -> None:
-        """Call everybody. What one of them raises is logged, and keeps the others from nothing."""
+        """Call all callbacks. An exception of a callback is logged, and does not affect the other callbacks."""
         for callback in list(self._callbacks):
             try:
                 callback(name)

@@ -1,4 +1,4 @@
-"""Calls to the cluster: what is a component's own, and what a refusal becomes."""
+"""Calls to the cluster: read a component's own objects, and convert refusals to errors of this package."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["failing", "get_own", "is_leaving", "unless_leaving"]
 
 
 async def get_own(client: Client, resource: Resource, object_name: str, *, namespace: str, of: str) -> Object | None:
-    """Return an object as it is now; None if there is none, or if it is not of the component `of`."""
+    """Return the present object; None if it does not exist, or does not belong to the component `of`."""
     try:
-        found = await client.get(resource, object_name, namespace=namespace)
+        obj = await client.get(resource, object_name, namespace=namespace)
     except NotFound:
         return None
-    return found if component_of(found) == of else None
+    return obj if component_of(obj) == of else None
 
 
 @contextlib.contextmanager
 def failing(what: str) -> Iterator[None]:
-    """Turn refusals and silence of the cluster into RuntimeFailure."""
+    """Convert refusals of the cluster, and missing answers, to RuntimeFailure."""
     try:
         yield
     except ProviderError as error:
@@ -33,17 +33,17 @@ def failing(what: str) -> Iterator[None]:
 
 
 async def is_leaving(client: Client, namespace: str) -> bool:
-    """Tell whether a namespace is gone or is being deleted, and the rights that were bound in it with it."""
+    """Return whether a namespace is gone or is being deleted, together with the permissions bound in it."""
     try:
-        found = await client.get(NAMESPACES, namespace)
+        obj = await client.get(NAMESPACES, namespace)
     except NotFound:
         return True
-    return "deletionTimestamp" in found["metadata"]
+    return "deletionTimestamp" in obj["metadata"]
 
 
 @contextlib.asynccontextmanager
 async def unless_leaving(client: Client, namespace: str) -> AsyncIterator[None]:
-    """Ignore a refusal in a namespace that is leaving: what was to be removed there goes with the namespace."""
+    """Ignore a refusal in a namespace that is being deleted, because its objects are deleted with it."""
     try:
         yield
     except Forbidden:

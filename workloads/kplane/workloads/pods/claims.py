@@ -1,4 +1,4 @@
-"""The PersistentVolumeClaims of components: who may delete them, and what is noted on them."""
+"""The PersistentVolumeClaims of components: their protection from deletion, and the mark on their data."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _VERIFIED_SECONDS: Final = 600.0
 
 
 class Claims:
-    """Reads and changes claims. `name` is that of the component. A refusal of the cluster is RuntimeFailure."""
+    """Reads and changes claims. `name` is the component's name. A refusal of the cluster raises RuntimeFailure."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._protected: dict[str, float] = {}
-        """Components whose claim is protected, and until when that is taken to be so."""
+        """Names of components whose claim is protected, with the time until which this is assumed without a check."""
 
     async def protect(self, name: str, *, placement: Placement) -> None:
-        """Have the claim, which the StatefulSet controller makes, outlive a deletion of its namespace."""
+        """Protect the claim, which the StatefulSet controller creates, from the deletion of its namespace."""
         if time.monotonic() < self._protected.get(name, 0.0):
             return
         with _failing(name, placement):
             claim = await self._get(name, placement)
-            # Nothing can be added to what is being deleted.
+            # Kubernetes refuses further finalizers on an object that is being deleted.
             if claim is None or "deletionTimestamp" in claim["metadata"]:
                 return
             finalizers = claim["metadata"].get("finalizers", ())
@@ -42,16 +42,18 @@ class Claims:
         self._protected[name] = time.monotonic() + _VERIFIED_SECONDS
 
     async def unprotect(self, name: str, *, placement: Placement) -> None:
-        """Let the claim be deleted by others too."""
+        """Remove the protection of the claim, so that others can delete it."""
         self._protected.pop(name, None)
         with _failing(name, placement):
             claim = await self._get(name, placement)
             finalizers = claim["metadata"].get("finalizers", ()) if claim is not None else ()
             if claim is not None and PROTECTION_FINALIZER in finalizers:
-                await self._patch_finalizers(claim, [each for each in finalizers if each != PROTECTION_FINALIZER])
+                await self._patch_finalizers(
+                    claim, [finalizer for finalizer in finalizers if finalizer != PROTECTION_FINALIZER]
+                )
 
     async def describe(self, name: str, *, placement: Placement) -> str | None:
-        """Name the claim for people; None if there is none."""
+        """Return the name of the claim for people; None if the claim does not exist."""
         with _failing(name, placement):
             claim = await self._get(name, placement)
         if claim is None:
@@ -59,14 +61,14 @@ class Claims:
         return f"PersistentVolumeClaim {placement.namespace}/{claim_name(placement)}" if claim is not None else None
 
     async def mark(self, name: str, *, placement: Placement) -> str | None:
-        """Return the mark of the data; None if there is no claim, or no mark."""
+        """Return the mark of the data; None if the claim does not exist, or has no mark."""
         with _failing(name, placement):
             claim = await self._get(name, placement)
-        found: str | None = (claim["metadata"].get("annotations") or {}).get(DATA_MARK_ANNOTATION) if claim else None
-        return found
+        value: str | None = (claim["metadata"].get("annotations") or {}).get(DATA_MARK_ANNOTATION) if claim else None
+        return value
 
     async def set_mark(self, name: str, mark: str, *, placement: Placement) -> None:
-        """Mark the data. Raises RuntimeFailure if there is no claim."""
+        """Mark the data. Raises RuntimeFailure if the claim does not exist."""
         with _failing(name, placement):
             claim = await self._get(name, placement)
             if claim is None:

@@ -1,4 +1,4 @@
-"""The Kubernetes objects that a component is made of."""
+"""Kubernetes objects of a component."""
 
 from __future__ import annotations
 
@@ -37,19 +37,22 @@ __all__ = [
 Object = dict[str, Any]
 
 COMPONENT_LABEL: Final = "controlplane.kplane.dev/component"
-"""On every object of a component: its name in the runtime."""
+"""Label of every object of a component, with the component's name in the runtime."""
 
 _MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 _MANAGER: Final = "kplane"
 _ROLE_LABEL: Final = "app.kubernetes.io/component"
 MANAGED: Final = f"{_MANAGED_BY_LABEL}={_MANAGER},{COMPONENT_LABEL}"
-"""Label selector of everything that a PodRuntime makes."""
+"""Label selector of all objects of components."""
 
 _FILES_ANNOTATION: Final = "controlplane.kplane.dev/files"
-"""On a pod: a digest of the files that its program reads only once. A change of them replaces the pod."""
+"""Annotation of a pod: digest of the files that its program reads only once.
+
+A change of the digest replaces the pod.
+"""
 _NAMESPACE_LABEL: Final = "kubernetes.io/metadata.name"
 _PULL_SECRET_LABEL: Final = "controlplane.kplane.dev/pull-secret"  # noqa: S105 - the name of a label
-"""On a copy of a Secret for pulling images, in the namespace of a control plane."""
+"""Label of a copy of a Secret for pulling images, in the namespace of components."""
 PULL_SECRETS: Final = f"{_MANAGED_BY_LABEL}={_MANAGER},{_PULL_SECRET_LABEL}"
 """Label selector of the copies of Secrets for pulling images."""
 
@@ -58,7 +61,7 @@ _ANY_ADDRESS: Final[Sequence[Object]] = (
     {"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.0.0/16"]}},
     {"ipBlock": {"cidr": "::/0", "except": ["fe80::/10"]}},
 )
-"""All but link-local ones, where clouds have their metadata."""
+"""All addresses except link-local addresses, at which clouds serve their metadata."""
 _REVISIONS: Final = 2
 _SCHEDULING_FIELDS: Final = (
     "nodeSelector",
@@ -67,7 +70,7 @@ _SCHEDULING_FIELDS: Final = (
     "priorityClassName",
     "topologySpreadConstraints",
 )
-"""Of a pod: what `Component.scheduling` sets."""
+"""Fields of a pod that `Component.scheduling` sets."""
 
 
 def labels_of(name: str, *, placement: Placement) -> dict[str, str]:
@@ -81,23 +84,23 @@ def selector_of(name: str) -> str:
 
 
 def component_of(obj: Object) -> str | None:
-    """Return the name of the component that an object belongs to by its label."""
+    """Return the name of the component that an object belongs to by its label; None without the label."""
     name: str | None = (obj["metadata"].get("labels") or {}).get(COMPONENT_LABEL)
     return name
 
 
 def files_secret_name(placement: Placement) -> str:
-    """Name of the Secret with the files of a component."""
+    """Return the name of the Secret with the files of a component."""
     return f"{placement.name}-files"
 
 
 def claim_name(placement: Placement) -> str:
-    """Name of the PersistentVolumeClaim that the StatefulSet of a component makes for its only pod."""
+    """Return the name of the PersistentVolumeClaim that the StatefulSet of a component creates for its only pod."""
     return f"{DATA_VOLUME}-{placement.name}-0"
 
 
 def check_supported(component: Component) -> None:
-    """Raise RuntimeFailure where a description asks for what pods do not do."""
+    """Raise RuntimeFailure if a description requires features that pods do not have."""
     if component.lifetime is Lifetime.BOUND:
         raise RuntimeFailure(f"Component {component.name}: pods outlive their operator; lifetime must be Independent.")
     if component.restart is RestartPolicy.NEVER:
@@ -122,12 +125,12 @@ def pull_secret(source: Object, *, namespace: str) -> Object:
 
 
 def is_stateful(component: Component) -> bool:
-    """Return whether a component is a StatefulSet: of its pods none starts before the last one has ended."""
+    """Return whether a component is a StatefulSet, which starts a pod only after the former pod has ended."""
     return component.data or component.single
 
 
 def workload(component: Component, *, placement: Placement, image: Image, settings: PodSettings) -> Object:
-    """Describe the StatefulSet of a component with data, or of which one runs at a time, else the Deployment."""
+    """Describe the workload: a StatefulSet if the component keeps data or is single, else a Deployment."""
     labels = labels_of(component.name, placement=placement)
     template = {
         # Pods are replaced when a file changes that the program does not read again by itself.
@@ -162,14 +165,14 @@ def workload(component: Component, *, placement: Placement, image: Image, settin
         "spec": {
             **common,
             "replicas": settings.replicas,
-            # The next pod is ready before the one in its place goes.
+            # The next pod becomes ready before the former pod is ended.
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
         },
     }
 
 
 def hold_scheduling(described: Object, *, live: Object) -> bool:
-    """Give a described workload the scheduling of the live one; returns whether these differed."""
+    """Replace the scheduling of a described workload with the live scheduling; returns whether they differed."""
     pod, present = described["spec"]["template"]["spec"], live["spec"]["template"]["spec"]
     differing = [name for name in _SCHEDULING_FIELDS if pod.get(name) != present.get(name)]
     for name in differing:
@@ -181,9 +184,10 @@ def hold_scheduling(described: Object, *, live: Object) -> bool:
 
 
 def disruption_budget(component: Component, *, placement: Placement) -> Object | None:
-    """Describe the PodDisruptionBudget: of several pods one goes at a time, and a single one never blocks a drain.
+    """Describe the PodDisruptionBudget: at most a single pod is unavailable. A single pod never blocks a drain.
 
-    The first component of a group has one for all of it. A pod with two budgets could not be evicted at all.
+    The first component of a group has the budget of the whole group; other components have none. A pod with two budgets
+    could not be evicted at all.
     """
     if placement.group not in {None, placement.name}:
         return None
@@ -195,7 +199,7 @@ def disruption_budget(component: Component, *, placement: Placement) -> Object |
 
 
 def network_policy(component: Component, *, placement: Placement, settings: PodSettings) -> Object:
-    """Describe the NetworkPolicy: in come those whom the component names, out it gets to what it names."""
+    """Describe the NetworkPolicy: ingress from the component's clients, egress to the component's destinations."""
     return {
         "metadata": metadata_of(component.name, placement=placement),
         "spec": {
@@ -237,8 +241,8 @@ def _components(names: Sequence[str]) -> list[Object]:
 
 
 def _ingress_rule(port: int, *, peers: list[Object] | None) -> list[Object]:
-    """Let these peers in, or anybody if it is None."""
-    # A rule from an empty list would be one from everybody.
+    """Return the rule that admits these peers, or any client if `peers` is None."""
+    # A rule with an empty list of peers would admit any client.
     if peers == []:
         return []
     rule: Object = {"ports": [{"protocol": "TCP", "port": port}]}
@@ -266,13 +270,13 @@ def _towards(reach: Reach) -> Object:
     elif reach.network is not None:
         rule["to"] = [{"ipBlock": {"cidr": reach.network}}]
     else:
-        # Some network plugins take no pod for a part of a network.
+        # Some network plugins do not apply an IP block to pods.
         rule["to"] = [{"namespaceSelector": {}}, *_ANY_ADDRESS]
     return rule
 
 
 def metadata_of(name: str, *, placement: Placement) -> Object:
-    """Return the metadata of an object of a component that is named as its workload."""
+    """Return the metadata of an object that has the same name as the workload of its component."""
     return {
         "name": placement.name,
         "namespace": placement.namespace,

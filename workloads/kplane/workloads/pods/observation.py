@@ -1,4 +1,4 @@
-"""What the cluster tells of components: the objects as they are now, and what that means."""
+"""Observation of components: copies of their objects in the cluster, and the states derived from them."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _RELIST_SECONDS: Final = 600.0
 
 
 class Observation:
-    """Keeps copies of all components' Services, workloads and pods while `run` runs."""
+    """Keeps copies of the Services, workloads and pods of all components while `run` runs."""
 
     def __init__(self, client: Client, *, place: Callable[[str], Placement], on_change: Callable[[str], None]) -> None:
-        """`on_change` gets the name of each component of which an object changed."""
+        """`on_change` gets the name of a component when an object of the component changes."""
         self._place = place
         self._on_change = on_change
         self._services, self._deployments, self._stateful_sets, self._pods = (
@@ -42,23 +42,23 @@ class Observation:
         self._pods_of: dict[str, dict[tuple[str, str], Object]] = {}
 
     async def run(self) -> None:
-        """Follow until cancelled."""
+        """Follow the objects until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for informer in (self._services, self._deployments, self._stateful_sets):
                 tasks.create_task(informer.run(self._changed), name=f"follow {informer}")
             tasks.create_task(self._pods.run(self._pod_changed), name=f"follow {self._pods}")
 
     async def synced(self) -> None:
-        """Return when everything was listed once."""
+        """Wait until all objects were listed once."""
         for informer in (self._services, self._deployments, self._stateful_sets, self._pods):
             await informer.synced.wait()
 
     def service(self, name: str) -> Object | None:
-        """Return the Service of a component."""
+        """Return the Service of a component; None if it is not observed."""
         return self._find(self._services, name)
 
     def workload(self, name: str, *, resource: Resource) -> Object | None:
-        """Return the Deployment or StatefulSet of a component."""
+        """Return the Deployment or StatefulSet of a component; None if it is not observed."""
         return self._find(self._stateful_sets if resource == STATEFUL_SETS else self._deployments, name)
 
     def pods(self, name: str) -> list[Object]:
@@ -68,32 +68,33 @@ class Observation:
     def names(self, *, prefix: str = "") -> list[str]:
         """Return the components that have a Service or a workload."""
         informers = (self._services, self._deployments, self._stateful_sets)
-        found = {entry.labels[COMPONENT_LABEL] for each in informers for entry in each.entries()}
-        # Whoever can write labels could name a component of another namespace.
-        wanted = (name for name in found if name.startswith(prefix))
-        return sorted(name for name in wanted if any(self._entry(each, name) for each in informers))
+        components = {entry.labels[COMPONENT_LABEL] for informer in informers for entry in informer.entries()}
+        # A user who can write labels could name a component of another namespace: compare the placement too.
+        candidates = (name for name in components if name.startswith(prefix))
+        return sorted(name for name in candidates if any(self._entry(informer, name) for informer in informers))
 
     def ended(self, name: str) -> bool:
-        """Return whether a component has no pods left, nor will get any, as far as is known here.
+        """Return whether the observed component has no pods, and will get none.
 
-        A watch may lag: an absent workload may not have been seen yet. Ask the API server before you rely on it.
+        A watch may lag: an existing workload may not have been observed yet. Ask the API server before you rely on the
+        result.
         """
         workload = self._workload(name)
         return (workload is None or is_ended(workload)) and not self._living(name)
 
     def settled(self, name: str, *, generation: int) -> bool:
-        """Return whether all pods are ready and of this generation of the workload, and no other is left."""
+        """Return whether all pods are ready and of this generation or a later generation, and no other pod is left."""
         workload = self._workload(name)
         if workload is None or workload["metadata"]["generation"] < generation:
             return False
         status, replicas = workload.get("status", {}), workload["spec"].get("replicas", 1)
-        told = status.get("observedGeneration", 0) >= workload["metadata"]["generation"]
+        observed = status.get("observedGeneration", 0) >= workload["metadata"]["generation"]
         counted = {status.get(counter, 0) for counter in ("replicas", "updatedReplicas", "readyReplicas")}
-        # A pod that is ending serves the connections that it has.
-        return told and counted == {replicas} and replicas == len(self._living(name)) > 0
+        # A pod that is ending still serves its connections.
+        return observed and counted == {replicas} and replicas == len(self._living(name)) > 0
 
     def state(self, name: str) -> ComponentState:
-        """Say what the objects of a component come to."""
+        """Return the state of a component, derived from its observed objects."""
         workload, pods = self._workload(name), self.pods(name)
         restarts = max((_restarts(pod) for pod in pods), default=0)
         ending = Phase.STOPPING if pods else Phase.ABSENT
@@ -103,7 +104,7 @@ class Observation:
         if not workload["spec"].get("replicas", 1):
             return ComponentState(name=name, phase=ending, restarts=restarts, version=version)
         troubles = [trouble for pod in pods for trouble in _troubles(pod)]
-        message = ("; ".join(dict.fromkeys(told for _, told in troubles)) or _conditions(workload))[:_MESSAGE_LIMIT]
+        message = ("; ".join(dict.fromkeys(text for _, text in troubles)) or _conditions(workload))[:_MESSAGE_LIMIT]
         living = self._living(name)
         rolling = _is_rolling(workload, pods=living)
         if workload.get("status", {}).get("readyReplicas", 0):
@@ -132,7 +133,7 @@ class Observation:
         return living(self.pods(name))
 
     def _placement(self, name: str) -> Placement | None:
-        """Return where a component is; None for a name that somebody else made up and put on a label."""
+        """Return the placement of a component; None for a label with a name that the runtime's owner did not make."""
         try:
             return self._place(name)
         except RuntimeFailure:
@@ -146,8 +147,8 @@ class Observation:
         placement = self._placement(name)
         if placement is None:
             return None
-        found = informer.entry(placement.name, namespace=placement.namespace)
-        return found if found is not None and found.labels[COMPONENT_LABEL] == name else None
+        entry = informer.entry(placement.name, namespace=placement.namespace)
+        return entry if entry is not None and entry.labels[COMPONENT_LABEL] == name else None
 
     def _changed(self, event: Event) -> None:
         self._on_change(event.labels[COMPONENT_LABEL])
@@ -158,12 +159,12 @@ class Observation:
         placement = self._placement(name)
         if placement is None or placement.namespace != key[0]:
             return
-        known = self._pods_of.setdefault(name, {})
+        pods = self._pods_of.setdefault(name, {})
         if event.kind == "DELETED":
-            known.pop(key, None)
+            pods.pop(key, None)
         else:
-            known[key] = pod
-        if not known:
+            pods[key] = pod
+        if not pods:
             del self._pods_of[name]
         self._on_change(name)
 
@@ -176,7 +177,7 @@ def is_ended(workload: Object) -> bool:
 
 
 def living(pods: Iterable[Object]) -> list[Object]:
-    """Return the pods that run or may still: one that was evicted stays as an object, and its processes do not."""
+    """Return the pods that run or may still run. An evicted pod remains as an object, without processes."""
     return [pod for pod in pods if pod.get("status", {}).get("phase") not in _OVER]
 
 
@@ -185,22 +186,22 @@ def _component(obj: Object) -> str:
 
 
 def _is_rolling(workload: Object, *, pods: Iterable[Object]) -> bool:
-    """Return whether pods of a former description are left, or pods of the present one are missing."""
-    status, wanted = workload.get("status", {}), workload["spec"].get("replicas", 1)
+    """Return whether pods of a former description are left, or pods of the present description are missing."""
+    status, replicas = workload.get("status", {}), workload["spec"].get("replicas", 1)
     updated = status.get("updatedReplicas", 0)
-    if status.get("observedGeneration", 0) < workload["metadata"]["generation"] or updated < wanted:
+    if status.get("observedGeneration", 0) < workload["metadata"]["generation"] or updated < replicas:
         return True
-    # One that is ending is no replica any more, and may still be asked something.
+    # A pod that is ending is not counted as a replica any more, and may still receive requests.
     return status.get("replicas", 0) > updated or any(
         _image(pod["spec"]) != _image(_template(workload)) for pod in pods
     )
 
 
 def _is_unplaced(workload: Object, *, pods: Sequence[Object]) -> bool:
-    """Return whether the scheduler has found no node for a pod, or there is no pod, or one that is refused."""
-    told = (condition for each in (workload, *pods) for condition in each.get("status", {}).get("conditions", ()))
+    """Return whether a pod has no node, or is refused, or no pod exists."""
+    conditions = (condition for obj in (workload, *pods) for condition in obj.get("status", {}).get("conditions", ()))
     failures = {("PodScheduled", "False"), ("ReplicaFailure", "True")}
-    return not pods or any((condition["type"], condition["status"]) in failures for condition in told)
+    return not pods or any((condition["type"], condition["status"]) in failures for condition in conditions)
 
 
 def _template(workload: Object) -> Object:
@@ -217,11 +218,11 @@ def _restarts(pod: Object) -> int:
 
 
 def _was_ready(pod: Object) -> bool:
-    """Return whether the pod was ready since its program was started last: its condition has changed since then."""
+    """Return whether the pod was ready since the last start of its program, after which its Ready condition changed."""
     status = pod.get("status", {})
     changed = next((c.get("lastTransitionTime") for c in status.get("conditions", ()) if c["type"] == "Ready"), None)
     started = [c["state"]["running"]["startedAt"] for c in status.get("containerStatuses", ()) if _runs(c)]
-    # Both are of one clock, with seconds, in a form that sorts.
+    # Both times are from the same clock, in seconds, in a form that sorts.
     return changed is not None and any(at < changed for at in started)
 
 
@@ -230,7 +231,7 @@ def _runs(container: Object) -> bool:
 
 
 def _troubles(pod: Object) -> Iterator[tuple[str, str]]:
-    """Say what keeps a pod from running: reasons, each with a sentence for people."""
+    """Yield the problems that keep a pod from running: the reason, and a sentence for people."""
     status, name = pod.get("status", {}), pod["metadata"]["name"]
     for condition in status.get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
@@ -246,17 +247,17 @@ def _troubles(pod: Object) -> Iterator[tuple[str, str]]:
 
 
 def _end(terminated: Object) -> str:
-    said = terminated.get("message", "").strip()
-    fatal = last_fatal_line(said)
-    # Before the end of the log, which is cut.
-    first = f"its last fatal line is: {fatal}; " if fatal and fatal != said else ""
+    message = terminated.get("message", "").strip()
+    fatal = last_fatal_line(message)
+    # The fatal line precedes the end of the log, which may be cut.
+    first = f"its last fatal line is: {fatal}; " if fatal and fatal != message else ""
     return f"{terminated.get('reason', 'ended')}, exit code {terminated.get('exitCode')}" + (
-        f": {first}{said}" if said else ""
+        f": {first}{message}" if message else ""
     )
 
 
 def _conditions(workload: Object) -> str:
-    """Say what a workload tells of itself: a pod that is refused exists nowhere else."""
+    """Return the messages of the failing conditions of a workload. Only they report a pod that is refused."""
     return "; ".join(
         condition.get("message", "")
         for condition in workload.get("status", {}).get("conditions", ())

@@ -56,14 +56,14 @@ logger = logging.getLogger(__name__)
 
 _LISTEN: Final = "0.0.0.0"  # noqa: S104 - in a pod of its own, behind a NetworkPolicy
 _VERIFIED_SECONDS: Final = 600.0
-"""So long objects that are not watched are taken to be as they were written."""
+"""Time for which objects that are not watched are assumed to be unchanged."""
 _END_SECONDS: Final = 2.0
-"""So long the end of pods is waited for: whoever asked is called back anyway, and others want its worker."""
+"""Time for which a call waits for the end of pods. Callers retry anyway, and other calls need their worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """What was written for a component, and until when it is taken to be still so."""
+    """Record of the objects written for a component, and of the time until which they are assumed to be unchanged."""
 
     digest: str
     uid: str
@@ -71,17 +71,20 @@ class _Applied:
     until: float
     scheduling: Scheduling | None
     held: bool
-    """The workload keeps another scheduling."""
+    """Whether the workload keeps a former scheduling."""
 
 
 class PodRuntime:
-    """A `Runtime` of Deployments, and of StatefulSets where data are kept or one runs at a time; a context manager.
+    """A `Runtime` of Deployments and StatefulSets; an async context manager.
 
-    `place` tells the namespace of a component and the name of its objects; the namespace must exist, and belongs to
-    whoever uses the runtime. Everything of a component carries the label `controlplane.kplane.dev/component`, and
-    nothing without it is deleted. A changed description replaces pods one by one: of a Deployment the next one is ready
-    before the last one goes, of a StatefulSet the last one has ended before the next one starts. Components go on when
-    the runtime ends, and a later one finds them by their labels.
+    A component is a StatefulSet if it keeps data or is single, else a Deployment. `place` returns the namespace of a
+    component and the name of its objects. The namespace must exist, and belongs to the owner of the runtime. Every
+    object of a component has the label `controlplane.kplane.dev/component`, and only objects with the label are
+    deleted, besides copies of pull Secrets.
+
+    A changed description replaces pods one by one. A Deployment's next pod is ready before the former pod ends. A
+    StatefulSet's former pod has ended before the next pod starts. Components continue when the runtime ends, and a
+    later runtime finds them by their labels.
     """
 
     def __init__(
@@ -92,7 +95,11 @@ class PodRuntime:
         settings: PodSettings,
         end_seconds: float = _END_SECONDS,
     ) -> None:
-        """`end_seconds` is how long `stop` and `delete` wait for the end of pods before they say that it lasts."""
+        """Create a runtime, which acts after its context is entered.
+
+        `end_seconds` is the time for which `stop` and `delete` wait for the end of pods, before they raise
+        RuntimeFailure.
+        """
         self._client = client
         self._place = place
         self._settings = settings
@@ -102,7 +109,7 @@ class PodRuntime:
         self._applied: dict[str, _Applied] = {}
         self._claims = Claims(client)
         self._locks = NamedLocks()
-        # Of namespaces: no copy of a Secret is removed between its being made and the workload that needs it.
+        # Locks by namespace: a copied Secret must not be removed before the workload that needs it is written.
         self._pulling = NamedLocks()
         self._following: asyncio.Task[None] | None = None
 
@@ -123,11 +130,11 @@ class PodRuntime:
         return True
 
     async def version(self, program: str) -> str | None:
-        """See `Runtime.version`. It is what the image's tag says, and not known where that names no release."""
+        """See `Runtime.version`. The image's tag names the version; None if the tag names no release."""
         return self._image(program).version
 
     async def lacks(self, program: str, *, version: str) -> str | None:
-        """See `Runtime.lacks`. Whether there is an image of that tag shows when it is pulled."""
+        """See `Runtime.lacks`. A missing image is only detected when the kubelet pulls it."""
         try:
             self._image(program).at(version)
         except RuntimeFailure as error:
@@ -139,28 +146,31 @@ class PodRuntime:
         await self._observation.synced()
 
     async def reserve(self, name: str, *, ports: Sequence[str], exposed: Exposure | None = None) -> Address:
-        """See `Runtime.reserve`. The address is a Service; that of an exposed component has the type of the settings.
+        """See `Runtime.reserve`. The address is a Service, which for an exposed component has the type of the settings.
 
-        Raises RuntimeFailure as long as a load balancer has given it no address.
+        Raises RuntimeFailure until a load balancer has assigned an address.
         """
         placement = self._place(name)
         numbers = {port: self._number(name, port) for port in ports}
-        wanted = service(name, placement=placement, ports=numbers, settings=self._settings, exposed=exposed)
-        known = self._observation.service(name)
-        if known is not None:
-            wanted = with_load_balancer_of(known, wanted)
-        if known is None or not serves(known, wanted):
+        desired = service(name, placement=placement, ports=numbers, settings=self._settings, exposed=exposed)
+        existing = self._observation.service(name)
+        if existing is not None:
+            desired = with_load_balancer_of(existing, desired)
+        if existing is None or not serves(existing, desired):
             with failing(f"Component {name}: its Service in namespace {placement.namespace}"):
-                known = await self._client.apply(SERVICES, wanted, force=True)
+                existing = await self._client.apply(SERVICES, desired, force=True)
         return Address(
             host=f"{placement.name}.{placement.namespace}.svc",
             ports=numbers,
             bind=_LISTEN,
-            external=self._external(name, known) if exposed is not None else None,
+            external=self._external(name, existing) if exposed is not None else None,
         )
 
     async def apply(self, component: Component) -> None:
-        """See `Runtime.apply`. Raises RuntimeFailure if a description cannot be a pod, or the cluster refuses it."""
+        """See `Runtime.apply`.
+
+        Raises RuntimeFailure if a pod does not support the description, or the cluster refuses it.
+        """
         check_supported(component)
         placement = self._place(component.name)
         try:
@@ -175,7 +185,7 @@ class PodRuntime:
             live = self._observation.workload(component.name, resource=resource)
             described = workload(component, placement=placement, image=image, settings=self._settings)
             if live is not None and component.data:
-                # Kubernetes lets nobody change them; other settings count for new components.
+                # Kubernetes refuses changes of the claim templates. Other settings count only for new components.
                 described["spec"]["volumeClaimTemplates"] = _claims(live)
             held = component.scheduling_held and await self._hold_scheduling(component.name, resource, described, live)
             before: list[tuple[Resource, Object]] = [
@@ -186,9 +196,9 @@ class PodRuntime:
                 before.append((POD_DISRUPTION_BUDGETS, budget))
             digest = _digest([obj for _, obj in before] + [described])
             if self._is_applied(component.name, digest=digest, live=live):
-                # The same objects may come of another scheduling that is held.
-                known = self._applied[component.name]
-                self._applied[component.name] = replace(known, scheduling=component.scheduling, held=held)
+                # A held scheduling can make the objects equal although the described scheduling differs.
+                applied = self._applied[component.name]
+                self._applied[component.name] = replace(applied, scheduling=component.scheduling, held=held)
                 return
             with failing(f"Component {component.name}: its objects in namespace {placement.namespace}"):
                 if live is None:
@@ -208,11 +218,11 @@ class PodRuntime:
                     )
 
     def state(self, name: str) -> ComponentState:
-        """See `Runtime.state`. There are no pids: several pods, on several machines."""
+        """See `Runtime.state`. The state has no pid, because a component has several pods on several machines."""
         return self._observation.state(name)
 
     def settled(self, name: str) -> bool:
-        """See `Runtime.settled`. False until `apply` was called: what an earlier run wanted is not known."""
+        """See `Runtime.settled`. False before the first `apply`: the description of an earlier run is unknown."""
         applied = self._applied.get(name)
         return applied is not None and self._observation.settled(name, generation=applied.generation)
 
@@ -227,17 +237,20 @@ class PodRuntime:
         return self._observation.names(prefix=prefix)
 
     async def stop(self, name: str) -> None:
-        """See `Runtime.stop`. The workload stays, with no pods. Raises RuntimeFailure if they have not ended yet."""
+        """See `Runtime.stop`.
+
+        The workload remains, with no replicas. Raises RuntimeFailure if pods have not ended yet.
+        """
         placement = self._place(name)
         async with self._locks.holding(name):
             self._applied.pop(name, None)
             with failing(f"Component {name}: its end in namespace {placement.namespace}"):
-                found = [
+                workloads = [
                     resource
                     for resource in (DEPLOYMENTS, STATEFUL_SETS)
                     if await self._scale_to_nothing(name, resource, placement)
                 ]
-                await self._ended(name, placement, workloads=found)
+                await self._ended(name, placement, workloads=workloads)
                 async with unless_leaving(self._client, placement.namespace):
                     await self._remove_pull_secrets(name, placement.namespace)
 
@@ -247,13 +260,13 @@ class PodRuntime:
         async with self._locks.holding(name):
             self._applied.pop(name, None)
             with failing(f"Component {name}: its removal from namespace {placement.namespace}"):
-                found = [
+                workloads = [
                     resource
                     for resource in (DEPLOYMENTS, STATEFUL_SETS)
-                    # In the foreground: the workload is gone when its pods are.
+                    # With foreground propagation, the workload is gone only after its pods.
                     if await self._remove(name, resource, placement, propagation="Foreground")
                 ]
-                await self._ended(name, placement, workloads=found)
+                await self._ended(name, placement, workloads=workloads)
                 await self._claims.unprotect(name, placement=placement)
                 await self._remove(name, PERSISTENT_VOLUME_CLAIMS, placement, object_name=claim_name(placement))
                 async with unless_leaving(self._client, placement.namespace):
@@ -263,7 +276,7 @@ class PodRuntime:
                     await self._remove(name, resource, placement)
 
     async def volume(self, name: str) -> str | None:
-        """See `Runtime.volume`. Raises RuntimeFailure if the cluster does not say."""
+        """See `Runtime.volume`. Raises RuntimeFailure if the cluster cannot be read."""
         return await self._claims.describe(name, placement=self._place(name))
 
     async def unprotect(self, name: str) -> None:
@@ -272,7 +285,7 @@ class PodRuntime:
             await self._claims.unprotect(name, placement=self._place(name))
 
     async def data_mark(self, name: str) -> str | None:
-        """See `Runtime.data_mark`. It is an annotation of the PersistentVolumeClaim."""
+        """See `Runtime.data_mark`. The mark is an annotation of the PersistentVolumeClaim."""
         return await self._claims.mark(name, placement=self._place(name))
 
     async def mark_data(self, name: str, mark: str) -> None:
@@ -281,14 +294,14 @@ class PodRuntime:
             await self._claims.set_mark(name, mark, placement=self._place(name))
 
     def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None]:
-        """See `Runtime.subscribe`. Called in the loop; what it raises is logged."""
+        """See `Runtime.subscribe`. The callback is called in the loop, and its exceptions are logged."""
         return self._subscribers.add(callback)
 
     def _image(self, program: str) -> Image:
         image = self._settings.images.get(program)
         if image is None:
-            known = ", ".join(sorted(self._settings.images))
-            raise RuntimeFailure(f"there is no image for program {program!r}, only for {known}")
+            programs = ", ".join(sorted(self._settings.images))
+            raise RuntimeFailure(f"there is no image for program {program!r}, only for {programs}")
         return image
 
     def _number(self, name: str, port: str) -> int:
@@ -315,32 +328,35 @@ class PodRuntime:
                 return ExternalAddress(_canonical(host), _ports(known))
 
     async def _hold_scheduling(self, name: str, resource: Resource, described: Object, observed: Object | None) -> bool:
-        """Give the described workload the scheduling that it has now; returns whether another one is described."""
+        """Replace the described scheduling with the workload's present scheduling; returns whether they differed."""
         applied = self._applied.get(name)
         live = observed
         if applied is not None and (live is None or live["metadata"]["generation"] < applied.generation):
-            # A watch that lags would bring a former scheduling back.
+            # The watch lags behind the last write, and would restore a former scheduling.
             placement = self._place(name)
             with failing(f"Component {name}: its {resource.kind} in namespace {placement.namespace}"):
                 live = await get_own(self._client, resource, placement.name, namespace=placement.namespace, of=name)
         return live is not None and hold_scheduling(described, live=live)
 
     def _is_applied(self, name: str, *, digest: str, live: Object | None) -> bool:
-        known = self._applied.get(name)
-        if known is None or live is None or known.digest != digest or time.monotonic() >= known.until:
+        applied = self._applied.get(name)
+        if applied is None or live is None or applied.digest != digest or time.monotonic() >= applied.until:
             return False
         metadata = live["metadata"]
-        # What is observed may be a little behind what was written, and is never ahead of it but by others.
-        return bool(metadata["uid"] == known.uid and metadata["generation"] <= known.generation)
+        # The observed generation may lag behind the written generation. It is higher only after a write by others.
+        return bool(metadata["uid"] == applied.uid and metadata["generation"] <= applied.generation)
 
     async def _apply_workload(
         self, name: str, resource: Resource, described: Object, *, known: Object | None
     ) -> Object:
-        """Apply the workload, and return its metadata; a new one only once no pod of a former one is left."""
+        """Apply the workload, and return its metadata.
+
+        A new workload is written only once no pod of a former workload is left.
+        """
         placement = self._place(name)
         applied = None
         if known is not None:
-            # The one that was observed, or none: what is observed may be behind.
+            # The uid limits the write to the observed workload, which may have been deleted meanwhile.
             metadata = {**described["metadata"], "uid": known["metadata"]["uid"]}
             try:
                 applied = await self._client.apply(resource, {**described, "metadata": metadata}, force=True)
@@ -348,16 +364,16 @@ class PodRuntime:
                 await self._require_ended(name, resource, placement)
         if applied is None:
             applied = await self._client.apply(resource, described, force=True)
-        found: Object = applied["metadata"]
-        if "deletionTimestamp" in found:
+        written: Object = applied["metadata"]
+        if "deletionTimestamp" in written:
             raise RuntimeFailure(
                 f"Component {name}: its former {resource.kind} in namespace {placement.namespace} is not gone yet."
             )
-        return found
+        return written
 
     async def _require_ended(self, name: str, resource: Resource, placement: Placement) -> None:
-        """Raise RuntimeFailure if a new workload would get pods beside those of a former one."""
-        # The next workload adopts pods that no controller has.
+        """Raise RuntimeFailure if a new workload would get pods beside pods of a former workload."""
+        # The new workload adopts pods without a controller.
         left = [pod for pod in await self._living(name, placement) if _has_controller(pod)]
         if not left:
             return
@@ -369,39 +385,45 @@ class PodRuntime:
             )
 
     async def _copy_pull_secrets(self, namespace: str) -> None:
-        where = self._settings.pull_secrets_namespace
+        source_namespace = self._settings.pull_secrets_namespace
         for name in self._settings.pull_secrets:
             try:
-                source = await self._client.get(SECRETS, name, namespace=where)
+                source = await self._client.get(SECRETS, name, namespace=source_namespace)
             except NotFound:
-                # The kubelet goes on without it, and its pods tell of images that it then cannot pull.
-                logger.warning("Secret %s/%s for pulling images does not exist", where, name)
+                # The kubelet continues without the Secret, and the pods report images that it then cannot pull.
+                logger.warning("Secret %s/%s for pulling images does not exist", source_namespace, name)
                 continue
             await self._client.apply(SECRETS, pull_secret(source, namespace=namespace), force=True)
 
     async def _remove_pull_secrets(self, name: str, namespace: str) -> None:
-        """Remove the copies, unless another component beside this one runs, and may need them for its next pod."""
+        """Remove the copies of pull Secrets from a namespace.
+
+        The copies stay if another component of the namespace runs, because its next pod may need them.
+        """
         async with self._pulling.holding(namespace):
-            # What was written may not have been seen yet.
-            known = {*self._applied, *(other for other in self.names() if self.state(other).phase is not Phase.ABSENT)}
-            if any(self._place(other).namespace == namespace for other in known - {name}):
+            # Written components may not have been observed yet.
+            components = {
+                *self._applied,
+                *(other for other in self.names() if self.state(other).phase is not Phase.ABSENT),
+            }
+            if any(self._place(other).namespace == namespace for other in components - {name}):
                 return
             for copy in (await self._client.list(SECRETS, namespace=namespace, label_selector=PULL_SECRETS)).items:
                 with contextlib.suppress(NotFound):
                     await self._client.delete(SECRETS, copy["metadata"]["name"], namespace=namespace)
 
     async def _scale_to_nothing(self, name: str, resource: Resource, placement: Placement) -> bool:
-        """Take a workload's pods away; returns whether there is such a workload."""
+        """Scale a workload to 0 replicas. Returns whether the workload exists."""
         if await get_own(self._client, resource, placement.name, namespace=placement.namespace, of=name) is None:
             return False
-        none = {"spec": {"replicas": 0}}
-        await self._client.patch(resource, placement.name, none, namespace=placement.namespace)
+        patch = {"spec": {"replicas": 0}}
+        await self._client.patch(resource, placement.name, patch, namespace=placement.namespace)
         return True
 
     async def _ended(self, name: str, placement: Placement, *, workloads: Sequence[Resource]) -> None:
-        """Wait until no pod of the component is left, nor comes from these workloads.
+        """Wait until no pod of the component is left, and these workloads make no more pods.
 
-        What is observed says when to look. The API server says whether it is so, because a watch may lag.
+        Observed changes trigger the checks. The checks read from the API server, because a watch may lag.
         """
         changed = asyncio.Event()
         unsubscribe = self.subscribe(lambda other: changed.set() if other == name else None)
@@ -414,26 +436,26 @@ class PodRuntime:
                     return
             left = await self._left(name, placement, workloads)
             if left is not None:
-                where = f"in namespace {placement.namespace}"
-                raise RuntimeFailure(f"Component {name}: it has not ended {where} yet; pods: {left or 'none'}.")
+                location = f"in namespace {placement.namespace}"
+                raise RuntimeFailure(f"Component {name}: it has not ended {location} yet; pods: {left or 'none'}.")
         finally:
             unsubscribe()
 
     async def _left(self, name: str, placement: Placement, workloads: Sequence[Resource]) -> str | None:
-        """Return the pods that are left, or are still to come; None if there are none, nor will be."""
-        found = [
+        """Return the names of pods that are left; empty if pods may still come; None if the component has ended."""
+        objects = [
             await get_own(self._client, resource, placement.name, namespace=placement.namespace, of=name)
             for resource in workloads
         ]
-        # In this order: a workload that has ended makes no more pods.
+        # Read the pods after the workloads: a workload that has ended makes no more pods.
         pods = await self._living(name, placement)
-        ended = all(workload is None or is_ended(workload) for workload in found)
+        ended = all(workload is None or is_ended(workload) for workload in objects)
         return None if ended and not pods else _names(pods)
 
     async def _living(self, name: str, placement: Placement) -> list[Object]:
-        """Read from the API server which pods of the component may run."""
-        found = await self._client.list(PODS, namespace=placement.namespace, label_selector=selector_of(name))
-        return living(found.items)
+        """Read from the API server the pods of the component that may still run."""
+        pods = await self._client.list(PODS, namespace=placement.namespace, label_selector=selector_of(name))
+        return living(pods.items)
 
     async def _remove(
         self,
@@ -444,22 +466,22 @@ class PodRuntime:
         object_name: str | None = None,
         propagation: str = "Background",
     ) -> bool:
-        """Delete an object of the component, and none of that name that somebody else made.
+        """Delete an object of the component. An object of the same name that others made stays.
 
-        Returns whether there was one.
+        Returns whether the object existed.
         """
         object_name = object_name or placement.name
-        found = await get_own(self._client, resource, object_name, namespace=placement.namespace, of=name)
-        if found is not None and "deletionTimestamp" not in found["metadata"]:
+        existing = await get_own(self._client, resource, object_name, namespace=placement.namespace, of=name)
+        if existing is not None and "deletionTimestamp" not in existing["metadata"]:
             with contextlib.suppress(NotFound):
                 await self._client.delete(
                     resource,
                     object_name,
                     namespace=placement.namespace,
-                    uid=found["metadata"]["uid"],
+                    uid=existing["metadata"]["uid"],
                     propagation=propagation,
                 )
-        return found is not None
+        return existing is not None
 
 
 def _has_controller(pod: Object) -> bool:
@@ -471,7 +493,7 @@ def _names(pods: Sequence[Object]) -> str:
 
 
 def _canonical(host: str) -> str:
-    """Return an address as certificates write it: another form would never be found in one."""
+    """Return an address in the form that certificates use, in which clients compare it."""
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:
@@ -483,7 +505,7 @@ def _ports(known: Object) -> dict[str, int]:
 
 
 def _claims(live: Object) -> list[Object]:
-    """Return the claim templates of a StatefulSet without what the API server adds to them."""
+    """Return the claim templates of a StatefulSet without the fields that the API server adds."""
     return [
         {"metadata": {k: v for k, v in claim["metadata"].items() if k in {"name", "labels"}}, "spec": claim["spec"]}
         for claim in live["spec"].get("volumeClaimTemplates", ())

@@ -12,13 +12,13 @@ from kplane.workloads.runtime import Exposure
 __all__ = ["serves", "service", "with_load_balancer_of"]
 
 _ANNOTATIONS: Final = "controlplane.kplane.dev/annotations"
-"""Names the annotations that come from a class, so that one that is not wanted any more is missed."""
+"""Annotation with the names of the annotations of the class. A removed annotation is detected by it."""
 
 
 def service(
     name: str, *, placement: Placement, ports: Mapping[str, int], settings: PodSettings, exposed: Exposure | None
 ) -> Object:
-    """Describe the Service, which is the component's address from `reserve` on, before there is a pod."""
+    """Describe the Service, which is the component's address from `reserve` on, even before a pod exists."""
     kind = settings.expose if exposed is not None else Expose.CLUSTER_IP
     metadata = metadata_of(name, placement=placement)
     spec: Object = {
@@ -38,7 +38,7 @@ def service(
 
 
 def with_load_balancer_of(known: Object, wanted: Object) -> Object:
-    """Return the description with the class of load balancer that there is: Kubernetes does not allow a change."""
+    """Return the desired Service with the existing class of load balancer: Kubernetes refuses a change of the class."""
     if known["spec"].get("type") != Expose.LOAD_BALANCER or wanted["spec"]["type"] != Expose.LOAD_BALANCER:
         return wanted
     rest = {key: value for key, value in wanted["spec"].items() if key != "loadBalancerClass"}
@@ -47,7 +47,7 @@ def with_load_balancer_of(known: Object, wanted: Object) -> Object:
 
 
 def serves(known: Object, wanted: Object) -> bool:
-    """Return whether a Service leads where it should, whatever else the cluster or others put into it."""
+    """Return whether the existing Service has the desired target and annotations; other fields are ignored."""
 
     def ways(found: Object) -> list[tuple[str, int, int]]:
         return [(port["name"], port["port"], port["targetPort"]) for port in found["spec"].get("ports", ())]
@@ -58,6 +58,6 @@ def serves(known: Object, wanted: Object) -> bool:
 
 
 def _is_annotated(known: Object, wanted: Object) -> bool:
-    present, described = (found["metadata"].get("annotations") or {} for found in (known, wanted))
+    present, described = (obj["metadata"].get("annotations") or {} for obj in (known, wanted))
     ours = {name: present.get(name) for name in described}
     return ours == described and present.get(_ANNOTATIONS) == described.get(_ANNOTATIONS)

@@ -1,4 +1,4 @@
-"""What a PodRuntime is told about the cluster that it works in."""
+"""Settings of a PodRuntime for its cluster."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ CLUSTER_DNS: Final[tuple[Mapping[str, Any], ...]] = (
         "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
     },
 )
-"""The pods of CoreDNS, by the label that it has in all usual installations."""
+"""The pods of CoreDNS, by the label that they have in all usual installations."""
 
 _RELEASE: Final = re.compile(r"v?([0-9]+[.][0-9]+[.][0-9]+)")
 
 
 class Expose(enum.StrEnum):
-    """How components that are to be reached from outside of the cluster are: Kubernetes' types of Services."""
+    """Exposure of components to clients outside of the cluster, by Kubernetes' types of Services."""
 
     CLUSTER_IP = "ClusterIP"
-    """Not at all."""
+    """No exposure."""
     NODE_PORT = "NodePort"
     LOAD_BALANCER = "LoadBalancer"
 
@@ -38,20 +38,20 @@ class Image:
 
     reference: str
     capabilities: tuple[str, ...] = ()
-    """Linux capabilities that the program's file carries: without them the kernel does not start it."""
+    """Linux capabilities that the program's file carries. Without them, the kernel does not start the program."""
     pull_policy: str = "IfNotPresent"
-    """When nodes pull it: Kubernetes' word."""
+    """Kubernetes' pull policy of the image."""
 
     @property
     def version(self) -> str | None:
-        """The release that the tag names, such as "1.36.3"; None if it names none. A digest may follow the tag."""
+        """Version in the tag, such as "1.36.3"; None if the tag names no version. A digest may follow the tag."""
         release = _RELEASE.fullmatch(self._split()[1])
         return release[1] if release is not None else None
 
     def at(self, version: str) -> Image:
         """Return the image of another version, such as "1.36.4": the same repository, with tag `v<version>`.
 
-        Raises RuntimeFailure for an image that is named by its digest: it is one version for good.
+        Raises RuntimeFailure for an image that is named by its digest, because a digest identifies a single version.
         """
         if version == self.version:
             return self
@@ -63,7 +63,7 @@ class Image:
         return replace(self, reference=f"{self._split()[0]}:v{version}")
 
     def _split(self) -> tuple[str, str]:
-        """Return repository and tag; a colon before the last slash is one before a port."""
+        """Return repository and tag. A colon before the last slash precedes a port."""
         place, slash, name = self.reference.partition("@")[0].rpartition("/")
         name, _, tag = name.partition(":")
         return f"{place}{slash}{name}", tag
@@ -71,36 +71,41 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the objects of a component are."""
+    """Namespace and name of the objects of a component."""
 
     namespace: str
     name: str
-    """Of its Deployment or StatefulSet, Service, NetworkPolicy and so on; short, as pods get longer names from it."""
+    """Name of the Deployment or StatefulSet, Service, NetworkPolicy and other objects.
+
+    The name has to be short, because pods get longer names from it.
+    """
     group: str | None = None
-    """Of components that hold the same data: the name of the first of them. Their pods are spread over nodes and find
-    each other before they are ready, and a drain takes one of them at a time.
+    """Group of components that hold the same data: the name of the first component.
+
+    The pods of a group are spread over nodes and find each other before they are ready. A drain evicts a single pod of
+    the group at a time.
     """
 
     @property
     def role(self) -> str:
-        """What the component is, for labels."""
+        """Role of the component, for labels."""
         return self.group or self.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSettings:
-    """How components run as pods."""
+    """Settings of components that run as pods."""
 
     images: Mapping[str, Image]
-    """By program."""
+    """Images by program."""
     ports: Mapping[str, int]
-    """Number of each port that components have, by its name; every component has an address of its own."""
+    """Port numbers by port name. Components can have equal ports, because every component has an address of its own."""
     pull_secrets: tuple[str, ...] = ()
-    """Names of Secrets for pulling images, which components get a copy of in their namespaces."""
+    """Names of Secrets for pulling images. The runtime copies them to the namespaces of components."""
     pull_secrets_namespace: str = ""
-    """Where these Secrets are."""
+    """Namespace of these Secrets."""
     replicas: int = 1
-    """Of components without data."""
+    """Number of pods of a component without data."""
     expose: Expose = Expose.CLUSTER_IP
     external_host: str | None = None
     """Name or address of the nodes, for `Expose.NODE_PORT`."""
@@ -108,8 +113,8 @@ class PodSettings:
     """None: the default class of the cluster."""
     storage_size: str = "10Gi"
     dns: tuple[Mapping[str, Any], ...] = CLUSTER_DNS
-    """Who answers DNS, as peers of a NetworkPolicy of any namespace."""
+    """DNS servers, as peers of a NetworkPolicy in any namespace."""
     operator: Mapping[str, Any] | None = None
-    """The pods of the runtime's owner, as a peer of a NetworkPolicy; None: it is no pod."""
+    """The pods of the runtime's owner, as a peer of a NetworkPolicy; None: the owner is no pod."""
     metrics_from: tuple[Mapping[str, Any], ...] | None = None
-    """Who may read metrics, as peers of a NetworkPolicy of any namespace; None: anybody."""
+    """Pods that may read metrics, as peers of a NetworkPolicy in any namespace; None: any client."""

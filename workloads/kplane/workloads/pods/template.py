@@ -1,4 +1,4 @@
-"""The pod of a component."""
+"""Pod template of a component."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["DATA_VOLUME", "FILES_MODE", "placed_content", "pod_spec", "topology_
 
 DATA_VOLUME: Final = "data"
 FILES_MODE: Final = 0o440
-"""Of root and the pod's own group: the kubelet lets no other user own the files of a Secret."""
+"""Readable by root and the pod's own group: the kubelet gives the files of a Secret to no other user."""
 
 _USER: Final = 65532
 _FILES_VOLUME: Final = "files"
@@ -22,16 +22,19 @@ _TEMPORARY_VOLUME: Final = "tmp"
 _FILES_PATH: Final = "/etc/kplane"
 _STORAGE_PATH: Final = "/var/lib/kplane"
 _DATA_PATH: Final = f"{_STORAGE_PATH}/data"
-"""Below the volume, which may have a lost+found and is not the program's own to restrict."""
+"""A subdirectory of the volume: the volume may have a lost+found, and the program cannot change its permissions."""
 _SCRATCH_VOLUME: Final = "scratch"
 _SCRATCH_PATH: Final = "/var/run/kplane"
 _DRAIN_SECONDS: Final = 5
-"""Between the end of a pod being asked for and SIGTERM: so long its address may still be in use by others."""
+"""Delay between the request to end a pod and SIGTERM, in seconds.
+
+During the delay, clients may still use the pod's address.
+"""
 _PROBE_SECONDS: Final = 2
 _STARTUP_PROBE_SECONDS: Final = 1
-"""Clients wait for API servers that wake."""
+"""A short interval, because clients wait for API servers that wake."""
 _STARTUP_FAILURES: Final = 600
-"""A large database takes minutes to be opened."""
+"""A large limit, because opening a large database takes minutes."""
 _LIVENESS_SECONDS: Final = 10
 _LIVENESS_FAILURES: Final = 6
 _EVENLY: Final = tuple(
@@ -41,7 +44,7 @@ _EVENLY: Final = tuple(
 
 
 def pod_spec(component: Component, *, image: Image, settings: PodSettings, files_secret: str) -> dict[str, Any]:
-    """Describe the pod; it fits into a namespace that enforces the Pod Security Standard `restricted`."""
+    """Describe the pod. It satisfies the Pod Security Standard `restricted`."""
     data = [{"name": DATA_VOLUME, "mountPath": _STORAGE_PATH}] if component.data else []
     scratch = [{"name": _SCRATCH_VOLUME, "mountPath": _SCRATCH_PATH}] if component.scratch else []
     spec: dict[str, Any] = {
@@ -74,7 +77,7 @@ def pod_spec(component: Component, *, image: Image, settings: PodSettings, files
                         **({"add": list(image.capabilities)} if image.capabilities else {}),
                     },
                 },
-                # The last lines of the log are in the pod's status where it fails: people are told them.
+                # A failed pod then has the last lines of the log in its status, from which they are reported to people.
                 "terminationMessagePolicy": "FallbackToLogsOnError",
                 "volumeMounts": [
                     {"name": _FILES_VOLUME, "mountPath": _FILES_PATH, "readOnly": True},
@@ -112,13 +115,13 @@ mkdir -p -m 0700 "${0%/*}"
 mv "$new/$made" "$0"
 rm -rf "$new"
 """
-"""An end at any point leaves all of what is made or nothing."""
+"""Shell script of the preparation. Its result is complete or absent, even if the script ends at any point."""
 
 
 def _preparing(
     component: Component, container: Mapping[str, Any], *, prepare: Preparation, settings: PodSettings
 ) -> dict[str, Any]:
-    """Describe the container that makes the data of the component, if they are not there."""
+    """Describe the container that makes the data of the component, if they do not exist."""
     image = settings.images.get(prepare.program)
     if image is None:
         raise RuntimeFailure(f"Component {component.name}: no image for {prepare.program} is given.")
@@ -136,45 +139,49 @@ def _preparing(
 
 
 def topology_spread(component: Component, *, labels: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Describe how the pods of a component, which have these labels, are spread: as it says, or evenly."""
-    wanted = component.scheduling.topology_spread if component.scheduling is not None else None
-    constraints = _EVENLY if wanted is None else wanted
-    return [{**each, "labelSelector": {"matchLabels": dict(labels)}} for each in constraints]
+    """Describe the spread of a component's pods, selected by `labels`: the component's constraints, or evenly."""
+    configured = component.scheduling.topology_spread if component.scheduling is not None else None
+    constraints = _EVENLY if configured is None else configured
+    return [{**constraint, "labelSelector": {"matchLabels": dict(labels)}} for constraint in constraints]
 
 
 def _scheduling(component: Component) -> dict[str, Any]:
-    wanted = component.scheduling
-    if wanted is None:
+    scheduling = component.scheduling
+    if scheduling is None:
         return {}
     return {
-        **({"nodeSelector": dict(wanted.node_selector)} if wanted.node_selector else {}),
-        **({"tolerations": [dict(each) for each in wanted.tolerations]} if wanted.tolerations else {}),
-        **({"affinity": dict(wanted.affinity)} if wanted.affinity else {}),
-        **({"priorityClassName": wanted.priority_class} if wanted.priority_class is not None else {}),
+        **({"nodeSelector": dict(scheduling.node_selector)} if scheduling.node_selector else {}),
+        **(
+            {"tolerations": [dict(toleration) for toleration in scheduling.tolerations]}
+            if scheduling.tolerations
+            else {}
+        ),
+        **({"affinity": dict(scheduling.affinity)} if scheduling.affinity else {}),
+        **({"priorityClassName": scheduling.priority_class} if scheduling.priority_class is not None else {}),
     }
 
 
 def placed_content(file: File) -> bytes:
-    """Return what the pod finds in the file."""
+    """Return the content of the file in the pod."""
     return file.content.replace(FILES.encode(), _FILES_PATH.encode()) if file.names_files else file.content
 
 
 def _placed(text: str) -> str:
-    # Of "$(NAME)" Kubernetes makes the value of an environment variable, and "$$" keeps it from that.
+    # Kubernetes replaces "$(NAME)" with the value of an environment variable, unless it is written "$$(NAME)".
     placed = text.replace(FILES, _FILES_PATH).replace(DATA, _DATA_PATH).replace(SCRATCH, _SCRATCH_PATH)
     return placed.replace("$(", "$$(")
 
 
 def _resources(component: Component) -> Mapping[str, Any]:
-    wanted = component.resources
-    if wanted is None:
+    resources = component.resources
+    if resources is None:
         return {}
     return {
         "resources": {
-            "requests": {"cpu": wanted.cpu_request, "memory": wanted.memory_request},
+            "requests": {"cpu": resources.cpu_request, "memory": resources.memory_request},
             "limits": {
-                **({"cpu": wanted.cpu_limit} if wanted.cpu_limit is not None else {}),
-                "memory": wanted.memory_limit,
+                **({"cpu": resources.cpu_limit} if resources.cpu_limit is not None else {}),
+                "memory": resources.memory_limit,
             },
         }
     }

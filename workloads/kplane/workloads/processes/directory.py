@@ -1,4 +1,4 @@
-"""The private directory of one component: its files, data, log and address."""
+"""The private directory of a component: its files, data, log and address."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kplane.workloads.errors import RuntimeFailure
 __all__ = ["REMOVED_PREFIX", "ComponentDirectory"]
 
 REMOVED_PREFIX = ".removed-"
-"""Of directories that are deleted already, and whose content is still being removed."""
+"""Prefix of directories of deleted components, whose content is still being removed."""
 
 
 class ComponentDirectory:
-    """Where one component lives. Only this user may enter; each change can be interrupted at any point."""
+    """The directory of a component. Only this user may enter it. Each change can be interrupted at any point."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -32,24 +32,24 @@ class ComponentDirectory:
 
     @property
     def exists(self) -> bool:
-        """Whether the component owns something."""
+        """Whether the component has a directory."""
         return self.path.is_dir()
 
     def create(self, *, data: bool = False, scratch: bool = False) -> None:
-        """Make what is missing, and close what stands open to others. Raises OSError."""
+        """Create missing directories, and remove the access of other users. Raises OSError."""
         asked = [*([self.data] if data else []), *([self.scratch] if scratch else [])]
         for path in (self.path, self.files, *asked):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.chmod(0o700)
 
     def write_files(self, files: Mapping[str, File]) -> None:
-        """Have exactly these files; each that differs is replaced in one step. Raises OSError."""
+        """Make the present files equal to `files`. Each changed file is replaced in a single step. Raises OSError."""
         self.switch(files, staged=self.stage(files))
 
     def stage(self, files: Mapping[str, File]) -> Sequence[str]:
-        """Write what differs beside the present files, which stay as they are. Returns its names for `switch`.
+        """Write changed files beside the present files, which stay as they are. Returns their names for `switch`.
 
-        Raises OSError, for example if the disk is full; what was written is removed then.
+        Raises OSError, for example if the disk is full, after removing the files that it has written.
         """
         staged: list[str] = []
         try:
@@ -66,7 +66,7 @@ class ComponentDirectory:
         return staged
 
     def switch(self, files: Mapping[str, File], *, staged: Sequence[str]) -> None:
-        """Put staged files in place, each in one step, and remove what is not in `files`. Raises OSError."""
+        """Put staged files in place, each in a single step, and remove files that `files` lacks. Raises OSError."""
         for name in staged:
             path = self.files / name
             _new(path).replace(path)
@@ -99,22 +99,22 @@ class ComponentDirectory:
         _replace(self._address, content=json.dumps({"ports": dict(ports)}).encode(), durable=True)
 
     def read_mark(self) -> str | None:
-        """Return the word on the data; None if there is none. Raises OSError."""
+        """Return the mark on the data; None if the data have no mark. Raises OSError."""
         try:
             return self._mark.read_text()
         except FileNotFoundError:
             return None
 
     def write_mark(self, mark: str) -> None:
-        """Write a word on the data, which goes with them. Raises OSError if there are none."""
+        """Write a mark on the data, which is deleted with the data. Raises OSError if there are no data."""
         _replace(self._mark, content=mark.encode(), durable=True)
 
     def remove(self) -> None:
-        """Delete the component in one step: its directory is renamed, and then one of those that `removed` tells."""
+        """Delete the component in a single step: rename its directory to a name that `removed` returns."""
         self.path.rename(self.path.with_name(f"{REMOVED_PREFIX}{self.path.name}-{secrets.token_hex(4)}"))
 
     def removed(self) -> list[Path]:
-        """Return what is left of components of this name that are deleted already, and is still to be removed."""
+        """Return the remaining directories of deleted components of this name, which still have to be removed."""
         return list(self.path.parent.glob(f"{REMOVED_PREFIX}{self.path.name}-{'?' * 8}"))
 
 

@@ -1,4 +1,4 @@
-"""What a component goes back to if its new description fails: the last one whose process was ready."""
+"""The former description of a component, which was ready last, and replaces a new description that fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ReadFiles = Callable[[], Mapping[str, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """How a process was started."""
+    """Command line and environment of a started process."""
 
     argv: tuple[str, ...]
     environment: dict[str, str]
@@ -34,13 +34,13 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """A command, with the files that its process had."""
+    """A former command, with the files of its process."""
 
     command: Command
     files: Mapping[str, bytes] = field(repr=False)
 
     def fits(self, launch: Launch) -> bool:
-        """Return whether the component may run as before in place of `launch`: see `Component.fallback`."""
+        """Return whether the former command may run in place of `launch`: see `Component.fallback`."""
         component, fallback = launch.component, launch.component.fallback
         return (
             fallback is not None
@@ -65,71 +65,78 @@ class Former:
 
 
 class _Past(NamedTuple):
-    """What is known of the descriptions before one that is about to start."""
+    """State before the start of a description: the former command, and whether the description was ready before."""
 
     former: Former | None
     served: bool
 
 
 class Rollback:
-    """Decides between the description of a component and the last one that was ready, if the described one fails.
+    """Decides between the description of a component and the last description that was ready, if the former fails.
 
-    A description that failed is tried again after a growing wait, from `initial_seconds` to `maximum_seconds`.
+    A failed description is retried after a growing delay, from `initial_seconds` to `maximum_seconds`.
     """
 
     def __init__(self, *, initial_seconds: float, maximum_seconds: float) -> None:
         self.refused: Launch | None = None
-        """What is described, while the former one runs in its place."""
+        """The failed description, while the former command runs in its place."""
         self.refusal = ""
-        """Why."""
+        """Reason for the failure."""
         self._last: Command | None = None
-        """The last one that was started; its files are in the directory, also after a stop."""
+        """Command of the last start. Its files stay in the directory, even after a stop."""
         self._served = False
         """Whether a process of `_last` was ever ready."""
         self._former: Former | None = None
-        """What was ready before `_last`, as long as `_last` is not."""
+        """The command that was ready before `_last`, until `_last` is ready."""
         self._retries = Backoff(initial_seconds=initial_seconds, maximum_seconds=maximum_seconds)
         self._retry_at: float | None = None
-        """When the refused one is retried, on the loop's clock. None: not before the former one is ready."""
+        """Time of the retry of `refused`, on the loop's clock. None: the former command is not ready yet."""
 
     def adopt(self, command: Command) -> None:
-        """Take note of a process of an earlier run, which counts as one that was ready."""
+        """Record a process of an earlier run as the last start, and as ready."""
         self._last, self._served = command, True
 
     def prepare(self, launch: Launch, *, read_files: ReadFiles) -> _Past:
-        """Return what `begin` needs, as long as the files of the present process are there. Raises OSError."""
+        """Return the state for `begin`, while the files of the present process are still there. Raises OSError."""
         served = self._served and self._last is not None and self._last.digest == launch.digest
         former = self._read(read_files) if launch.component.fallback is not None and not served else None
         return _Past(former, served)
 
     def begin(self, past: _Past) -> None:
-        """Take note that the present process has ended for another description, and the files change.
+        """Record that the present process has ended for another description, and that its files are about to change.
 
-        Not earlier: those of the former one are read from the directory only while it is the last one.
+        Call `begin` after `prepare`, which reads the files of the former command while they are in the directory.
         """
         self._former, self._served = past
 
     def note_start(self, launch: Launch) -> None:
-        """Take note that a process of this description was started."""
+        """Record the start of a process of this description."""
         self._last = Command.of(launch)
 
     def note_ready(self) -> None:
-        """Take note that the process is ready."""
+        """Record that the process is ready."""
         self._served = True
         if self.refused is None:
             self._former = None
             self._retries.reset()
         elif self._retry_at is None:
-            # Not earlier: what keeps both from being ready is no fault of the description.
+            # The delay begins once the former command is ready: a cause that keeps both from being ready is no fault of
+            # the description.
             self._retry_at = _now() + self._retries.next_delay()
 
     def forget_refusal(self) -> bool:
-        """The refused description is not asked for any more. Returns whether there was one."""
+        """Drop the refused description, which is not applied any more.
+
+        Returns whether there was a refused description.
+        """
         refused, self.refused, self.refusal = self.refused, None, ""
         return refused is not None
 
     def in_place_of(self, launch: Launch) -> Launch | None:
-        """Return what runs in place of a description that was refused; None if it was not, or is to be retried."""
+        """Return the former command in place of a refused description.
+
+        None if it is not refused, or due for a retry.
+        """
         if self.refused is None or self.refused.digest != launch.digest or self._former is None:
             return None
         if self._retry_at is not None and _now() >= self._retry_at:
@@ -138,9 +145,9 @@ class Rollback:
         return self._former.in_place_of(launch)
 
     def refuse(self, launch: Launch, why: str, *, read_files: ReadFiles) -> Launch | None:
-        """Refuse a description before it starts, and return the one that runs on in its place.
+        """Refuse a description before it starts, and return the launch that keeps running in its place.
 
-        None if that one may not run in its place, or was never ready. Raises OSError.
+        None if the present command may not replace the description, or was never ready. Raises OSError.
         """
         former = self._read(read_files) if self._served else None
         if former is None or not former.fits(launch):
@@ -150,10 +157,10 @@ class Rollback:
         return former.in_place_of(launch)
 
     def alternative(self, launch: Launch) -> Launch | None:
-        """Return the other of two descriptions, if one ended before it was ready: the former one, or the refused one.
+        """Return the alternative to a description that failed: the former command, or the refused description.
 
-        So a description with a mistake never costs a component that worked, and one without is tried again where both
-        failed, for example because etcd was away.
+        So a mistaken description never ends a component that worked. A correct description is retried if both failed,
+        for example because etcd was unavailable. None if there is no alternative.
         """
         if self._served or self._former is None:
             return None
@@ -162,12 +169,12 @@ class Rollback:
         return self.refused or self._former.in_place_of(launch)
 
     def change_over(self, following: Launch, *, failed: Launch, why: str) -> None:
-        """Take note that the alternative starts in place of one that failed."""
+        """Record that the alternative starts in place of a failed description."""
         self.refused, self.refusal = (failed, why) if self.refused is None else (None, "")
         self._last, self._retry_at = Command.of(following), None
 
     def _read(self, read_files: ReadFiles) -> Former | None:
-        """Return the last description that was ready. Raises OSError."""
+        """Return the last command that was ready, with its files. Raises OSError."""
         if not self._served or self._last is None:
             return self._former
         return Former(self._last, read_files())

@@ -1,4 +1,4 @@
-"""Inotify instances: Linux gives each user few, and programs that watch files take one for each file."""
+"""Inotify instances: Linux allows each user few, and programs that watch files use an instance for each file."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ __all__ = ["inotify_shortage"]
 
 _SETTING: Final = "fs.inotify.max_user_instances"
 _LIMITS: Final = (Path("/proc/sys/fs/inotify/max_user_instances"), Path("/proc/sys/user/max_inotify_instances"))
-"""Of the machine, and of the user namespace of this process."""
+"""Limits of the machine, and of the user namespace of this process."""
 _ENOUGH: Final = 8192
 
 
 def inotify_shortage(needed: int) -> str:
-    """Say that this user can have fewer than `needed` further inotify instances; empty if there are enough.
+    """Return a warning if this user can have fewer than `needed` further inotify instances; empty if enough are free.
 
-    The text has the limit, its use and the remedy. Containers of a node with the same user id share the limit, and see
-    nothing of each other. So this makes the instances, and closes them at once. It blocks for milliseconds.
+    The warning has the limit, its use and the remedy. The function creates the instances and closes them at once, which
+    blocks for milliseconds. A count is not possible, because containers with the same user id on a node share the
+    limit, and cannot see each other's instances.
     """
     free = _free(needed)
     if free is None or free >= needed:
@@ -35,7 +36,7 @@ def inotify_shortage(needed: int) -> str:
 
 
 def _free(at_most: int) -> int | None:
-    """Count the instances that can be made; None if that cannot be known here."""
+    """Count the instances that can be created; None if the number cannot be determined here."""
     try:
         make = ctypes.CDLL(None, use_errno=True).inotify_init1
     except (AttributeError, OSError):  # not Linux
@@ -54,7 +55,7 @@ def _free(at_most: int) -> int | None:
 
 
 def _may_open() -> bool:
-    """Tell whether this process may open a further file. If not, EMFILE says nothing about inotify instances."""
+    """Return whether this process may open a further file. If not, EMFILE has another cause than inotify instances."""
     with contextlib.suppress(OSError):
         os.close(os.open(os.devnull, os.O_RDONLY))
         return True

@@ -1,4 +1,4 @@
-"""What is started for a component: its description, checked and resolved for one directory."""
+"""Launch of a component: its description, validated and resolved for one directory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ __all__ = ["Launch", "check_name", "is_name", "prepare_launch", "refusal"]
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _LOG_ROOM: Final = 4
-"""A log is cut some time after it has reached its limit; the kernel refuses what is more than so many times that."""
+"""Multiple of a log's limit at which the kernel refuses writes.
+
+A log is truncated some time after it reaches its limit.
+"""
 _CHECK_SECONDS: Final = 15.0
 _FILE_NAME = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,200}")
 
@@ -38,20 +41,20 @@ class Launch:
     argv: tuple[str, ...]
     environment: dict[str, str]
     digest: str
-    """Of everything that a running process cannot take up without a restart."""
+    """Digest of all settings that a running process cannot adopt without a restart."""
     check: tuple[str, ...]
-    """The command by which the program judges its arguments; empty if it cannot."""
+    """Command that validates the program's arguments; empty if the program cannot validate them."""
     tls: ssl.SSLContext | None = field(compare=False)
-    """For the readiness probe; None if that is plain HTTP or there is none."""
+    """TLS context of the readiness probe; None for plain HTTP, or without a probe."""
 
 
 def is_name(name: str) -> bool:
-    """Return whether this can be the name of a component."""
+    """Return whether a string is a valid name of a component."""
     return _NAME.fullmatch(name) is not None
 
 
 def check_name(name: str) -> None:
-    """Raise RuntimeFailure unless this can be the name of a component."""
+    """Raise RuntimeFailure unless the string is a valid name of a component."""
     if not is_name(name):
         raise RuntimeFailure(
             f"{name!r} cannot be the name of a component: at most 63 lower-case letters, digits and inner hyphens."
@@ -65,7 +68,7 @@ def prepare_launch(
     programs: Sequence[Path],
     log_limit_bytes: int,
 ) -> Launch:
-    """Check and resolve a description. Raises RuntimeFailure: which component, which field, what is wrong."""
+    """Validate and resolve a description. Raises RuntimeFailure, which names the component, the field and the error."""
     check_name(component.name)
     _check_placeholders(component)
     _check_files(component)
@@ -97,7 +100,7 @@ def prepare_launch(
 
 
 async def refusal(launch: Launch) -> str | None:
-    """Return why the program does not take the arguments of a launch; None if it does, or cannot be asked."""
+    """Return the reason why a program refuses its arguments; None if it accepts them, or cannot validate them."""
     if not launch.check:
         return None
     program, *arguments = launch.check
@@ -106,23 +109,24 @@ async def refusal(launch: Launch) -> str | None:
     except ProgramTimedOut:
         return None
     except ProgramFailed as failure:
-        # Without an own exit code, it did not start, or a signal ended it: that is no judgement.
+        # Without an exit code of its own, the program did not start, or a signal ended it: it has not judged its
+        # arguments.
         if failure.exit_code is None or failure.exit_code <= 0:
             return None
-        said = last_fatal_line(failure.stderr.decode(errors="replace"))
-        return f"{Path(program).name} refuses its arguments: {said}" if said else str(failure)
+        fatal = last_fatal_line(failure.stderr.decode(errors="replace"))
+        return f"{Path(program).name} refuses its arguments: {fatal}" if fatal else str(failure)
     return None
 
 
 def _paths(
     component: Component, *, directory: ComponentDirectory, program: Path, programs: Sequence[Path]
 ) -> tuple[str, ...]:
-    """Return, as the launcher reads it, what a component may touch besides the machine's own files."""
+    """Return the paths that a component may access besides the machine's own files, as arguments of the launcher."""
     if component.reads is None:
         return ("",)
-    # A program may be a script that runs the one of the same name in another directory.
+    # A program may be a script that runs the program of the same name in another directory.
     alike = dict.fromkeys((program, *(path.absolute() / program.name for path in programs)))
-    # Not the directory itself: the supervisor follows what is in it, such as the log.
+    # Not the directory itself: the supervisor reads and writes files in it, such as the log.
     own = (*([directory.data] if component.data else ()), *([directory.scratch] if component.scratch else ()))
     read = (*alike, directory.files, *component.reads)
     paths = (*(f"r{path}" for path in read), *(f"w{path}" for path in own))
@@ -188,7 +192,7 @@ def _digest(component: Component, *, program: Path) -> str:
         dict(component.env),
         component.data,
         component.lifetime.value,
-        # Only if it is set: what runs without it continues after an upgrade.
+        # These keys are omitted if unset, so that the digests of running components stay the same after an upgrade.
         *(["only logs"] if component.only_logs else []),
         *([component.open_files] if component.open_files is not None else []),
         *(["reads", component.reads] if component.reads is not None else []),

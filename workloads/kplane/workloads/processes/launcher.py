@@ -1,11 +1,12 @@
 """Runs a program that the kernel kills when its parent dies, and that may be confined to some files.
 
-Called as `launcher.py PARENT_PID FILE_BYTES COUNT [PATH...] PROGRAM [ARGUMENT...]`. FILE_BYTES is the longest file that
-the program may write; empty: as long as this process may write now. COUNT is the number of paths; empty: the program
-may touch whatever its user may. Before each path is a letter: `r` to read and run what is below it, `w` to write too.
+Called as `launcher.py PARENT_PID FILE_BYTES COUNT [PATH...] PROGRAM [ARGUMENT...]`. FILE_BYTES is the maximum length of
+files that the program writes; empty: the limit of this process. COUNT is the number of paths; empty: the program may
+access all files that its user may access. Each path follows a letter: `r` to read and run files below the path, `w` to
+write too.
 
-It is a program of its own, because the request must be made in the child, and Python code between fork and exec
-(`preexec_fn`) can deadlock where the parent has threads. It takes 20 ms, and leaves nothing but the program.
+The launcher is a separate program, because the request must be made in the child. Python code between fork and exec
+(`preexec_fn`) could deadlock if the parent has threads. The launcher takes 20 ms, and the program then replaces it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _PATH_BENEATH = 1
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _CHANGE_DIR = sum(1 << bit for bit in range(4, 13))
-"""Remove and make files, directories and all else."""
+"""Rights to remove and create files, directories and all other file types."""
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
 _SIGNAL_SCOPE = 1 << 1
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
@@ -39,7 +40,7 @@ _RIGHTS = {"r": _READ, "w": _WRITE}
 
 _SYSTEM = (
     *(f"r{path}" for path in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")),
-    # Of other processes Landlock keeps memory, root and open files closed, because it refuses ptrace.
+    # Landlock protects the memory, root and open files of other processes, because it refuses ptrace.
     *(f"r{path}" for path in ("/etc", "/proc", "/sys", "/run/systemd/resolve")),
     *(f"r/dev/{name}" for name in ("random", "urandom", "zero")),
     "w/dev/null",
@@ -48,14 +49,14 @@ _SYSTEM = (
 
 
 def main() -> None:
-    """Bind this process to its parent's life, confine it, and become the program."""
+    """Bind this process to its parent's life, confine it, and execute the program in its place."""
     parent, file_bytes, count, rest = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
         sys.exit("The supervisor died while this process started.")
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would hand that on
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would pass that on
     if file_bytes:
         _bound_file_size(int(file_bytes))
     else:
@@ -63,17 +64,17 @@ def main() -> None:
     environment = _given_environment()
     if count:
         paths, rest = rest[: int(count)], rest[int(count) :]
-        # Where there is no Landlock the supervisor has said so, and every process can read what its user can.
+        # Without Landlock, the supervisor has logged a warning, and each process can read all files of its user.
         if version := landlock_version():
             _confine((*_SYSTEM, *paths), version=version)
-    os.execve(rest[0], rest, environment)  # noqa: S606 - becoming the program is what this is for
+    os.execve(rest[0], rest, environment)  # noqa: S606 - the launcher's purpose is to execute the program
 
 
 def _bound_file_size(count: int) -> None:
-    """Have the kernel refuse a write that would make a file longer, and nothing else come of it.
+    """Let the kernel refuse writes that would make a file longer than `count` bytes, without ending the program.
 
-    The signal that tells of it would end the program, but stays ignored. Go takes that back, and then does nothing in
-    its turn (os/signal, "Default behavior of signals in Go programs").
+    The signal for such a write (SIGXFSZ) would end the program, but stays ignored. Go programs install their own
+    handler, and then ignore the signal too (os/signal, "Default behavior of signals in Go programs").
     """
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     least = count if hard == resource.RLIM_INFINITY else min(count, hard)
@@ -81,24 +82,24 @@ def _bound_file_size(count: int) -> None:
 
 
 def _given_environment() -> dict[bytes, bytes]:
-    """Read what this process was started with: Python itself has added LC_CTYPE since (PEP 538)."""
+    """Read the environment of this process's start: Python itself has added LC_CTYPE since (PEP 538)."""
     with open("/proc/self/environ", "rb") as file:
         return dict(item.partition(b"=")[::2] for item in file.read().split(b"\0") if item)
 
 
 def landlock_version() -> int:
-    """Return which version of Landlock the kernel offers this process; 0: none."""
+    """Return the version of Landlock that the kernel offers this process; 0: none."""
     return max(0, _call(_CREATE_RULESET, None, 0, _VERSION_FLAG))
 
 
 def _confine(paths: tuple[str, ...], *, version: int) -> None:
-    """Take all rights to files from this process, and what it becomes, but those to `paths`.
+    """Remove all rights to files from this process and its program, except the rights to `paths`.
 
-    Raises OSError. A kernel refuses rights that it does not know, so each is asked for since its version.
+    Each right is requested only from its version on, because a kernel refuses unknown rights. Raises OSError.
     """
     handled = _READ | _WRITE_FILE | _CHANGE_DIR
     handled |= (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
-    # handled_access_fs, handled_access_net, scoped: zeros at the end are for any kernel.
+    # Fields handled_access_fs, handled_access_net, scoped: each kernel accepts zeros at the end.
     attributes = struct.pack("=QQQ", handled, 0, _SIGNAL_SCOPE if version >= 6 else 0)
     ruleset = _checked(_CREATE_RULESET, attributes, len(attributes), 0)
     for path in paths:
@@ -111,7 +112,7 @@ def _confine(paths: tuple[str, ...], *, version: int) -> None:
 
 
 def _allow(ruleset: int, *, path: str, rights: int) -> None:
-    """Leave this process the rights to what is below a path, if there is such a path."""
+    """Keep the given rights to the files at or below a path. A missing path is ignored."""
     try:
         beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -134,7 +135,7 @@ def _checked(number: int, *arguments: int | bytes | None) -> int:
 def _call(number: int, *arguments: int | bytes | None) -> int:
     syscall = ctypes.CDLL(None, use_errno=True).syscall
     syscall.restype = ctypes.c_long
-    wide = (ctypes.c_long(each) if isinstance(each, int) else each for each in arguments)
+    wide = (ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments)
     return int(syscall(ctypes.c_long(number), *wide))
 
 

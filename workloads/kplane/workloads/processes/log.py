@@ -1,4 +1,4 @@
-"""The log of one component: the program itself appends to the file, so that it needs no supervisor to write."""
+"""The log of a component: the program itself appends to the file, so that it needs no supervisor to write."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 
 
 class LogFile:
-    """A file and its predecessor `<name>.1`, each kept near a limit.
+    """A log file and its predecessor `<name>.1`, each kept near a limit.
 
-    A full file is copied and cut short, as the program keeps it open: lines written during the copy can be lost.
+    A full file is copied and truncated, because the program keeps it open. Lines written during the copy can be lost.
     """
 
     def __init__(self, path: Path, *, limit_bytes: int) -> None:
@@ -31,17 +31,17 @@ class LogFile:
         self._mark = 0
 
     def open(self) -> int:
-        """Open for a new run of the program; returns a descriptor that the caller closes."""
+        """Open the log for a new run of the program. Returns a descriptor, which the caller closes."""
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         self._mark = os.fstat(descriptor).st_size
         return descriptor
 
     def tail(self) -> str:
-        """Read the last lines that the present run wrote: at most 20 and 2 KiB."""
+        """Return the last lines that the present run wrote: at most 20 lines and 2 KiB."""
         return "\n".join(self._end(_TAIL_BYTES).splitlines()[-_TAIL_LINES:])
 
     def fatal_line(self) -> str:
-        """Return the last line by which the present run said why it ends; empty if there is none."""
+        """Return the last fatal line of the present run; empty if it has no such line."""
         return last_fatal_line(self._end(_SEARCHED_BYTES))
 
     def _end(self, limit_bytes: int) -> str:
@@ -55,7 +55,7 @@ class LogFile:
             return ""
 
     async def keep_bounded(self, *, interval_seconds: float) -> None:
-        """Look at the size now and after each interval, and rotate where it is over the limit. Never returns."""
+        """Check the size now and after each interval, and rotate the log if it exceeds the limit. Never returns."""
         while True:
             try:
                 if self.path.stat().st_size > self._limit:
@@ -65,7 +65,7 @@ class LogFile:
             await asyncio.sleep(interval_seconds)
 
     async def _rotate(self) -> None:
-        """Copy the last `limit` bytes away in chunks that hold up the loop for a millisecond each, then cut."""
+        """Copy the last `limit` bytes, in chunks that block the loop for a millisecond each; then truncate the log."""
         copy = self.path.with_name(f".{self.path.name}.new")
         source = os.open(self.path, os.O_RDWR)
         try:

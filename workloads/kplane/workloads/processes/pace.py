@@ -1,4 +1,4 @@
-"""How often a component is looked at, and how long its restarts wait."""
+"""Intervals between probes of a component, and delays before its restarts."""
 
 from __future__ import annotations
 
@@ -11,29 +11,32 @@ __all__ = ["Pace", "RestartBackoff"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Times in seconds. The defaults are for production; tests take shorter ones."""
+    """Times in seconds. The defaults are for production; tests use shorter times."""
 
     restart_base: float = 1.0
-    """Longest wait before the second start; it doubles with each failure in a row. Jitter takes off up to half."""
+    """Longest delay before the second start. It doubles with each consecutive failure. Jitter takes off up to half."""
     restart_limit: float = 300.0
     stable: float = 300.0
-    """A component that ran for so long starts over with its first wait. Less than the limit would undo the limit."""
+    """Run time after which the delay starts over. A value below `restart_limit` would make that limit ineffective."""
     ready_probe: float = 5.0
-    """Between probes of a ready component."""
+    """Interval between probes of a ready component."""
     live_probe: float = 10.0
-    """Between probes of whether a component hangs, which is killed after `live_failures` of them in a row."""
+    """Interval between liveness probes.
+
+    After `live_failures` consecutive failures, the component hangs and is killed.
+    """
     live_failures: int = 6
     start_limit: float = 600.0
-    """So long a component may take until it first answers that it lives."""
+    """Time within which a component must pass its first liveness probe."""
     refused_base: float = 600.0
-    """Longest wait before the retry of a description that failed, while the former one runs; it doubles, as above."""
+    """Longest delay before a failed description is retried, while the former description runs. Doubles as above."""
     refused_limit: float = 86400.0
     log_check: float = 1.0
-    """Between looks at the size of a log."""
+    """Interval between checks of the size of a log."""
 
 
 class RestartBackoff:
-    """Grows the waits between restarts of one component; a stable run starts over."""
+    """Increases the delays between restarts of a component. After a stable run, the delays start over."""
 
     def __init__(self, pace: Pace) -> None:
         self._backoff = Backoff(initial_seconds=pace.restart_base, maximum_seconds=pace.restart_limit)
@@ -41,11 +44,11 @@ class RestartBackoff:
 
     @property
     def failures(self) -> int:
-        """How often the component has ended in a row."""
+        """Number of consecutive ends of the component."""
         return self._backoff.failures
 
     def next_wait(self, *, ran_seconds: float) -> float:
-        """Return the seconds until the next start of the component, which has ended after `ran_seconds`."""
+        """Return the delay in seconds before the next start of the component, which has ended after `ran_seconds`."""
         if ran_seconds >= self._stable:
             self._backoff.reset()
         return self._backoff.next_delay()

@@ -1,4 +1,4 @@
-"""Ports for components, distinct over all runtimes of this user on this machine."""
+"""Ports for components, unique among all runtimes of this user on this machine."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from kplane.workloads.processes.directory import ComponentDirectory
 __all__ = ["PortRegistry"]
 
 _RANGE = range(16384, 30000)
-"""Below Kubernetes' NodePorts (30000..) and Linux' usual ephemeral ports (32768..), which outgoing connections take."""
+"""Below Kubernetes' NodePorts (30000..) and Linux' usual ephemeral ports (32768..), which outgoing connections use."""
 _LOCK_TRIES = 1000
 _LOCK_RETRY_SECONDS = 0.01
 
 
 class PortRegistry:
-    """A directory with one file per claimed port, which names the owner's directory.
+    """A directory with one file for each claimed port, which contains the owner's directory.
 
-    A claim counts while its owner's address names the port, so that what dies half-way leaves no port lost. The
-    registry is in the temporary directory; what is wiped there is claimed again when the owner's runtime starts.
+    A claim is valid only while its owner's address contains the port. So an interrupted call cannot lose a port. The
+    registry is in the temporary directory; claims that are deleted there are restored when the owner's runtime starts.
     """
 
     def __init__(self, *, host: str, directory: Path | None = None) -> None:
@@ -36,9 +36,9 @@ class PortRegistry:
         self._directory = directory or Path(tempfile.gettempdir()) / f"kplane-ports-{os.geteuid()}"
 
     async def claim(self, owner: ComponentDirectory, *, ports: Sequence[str]) -> dict[str, int]:
-        """Give a number to each name; those that the owner has already stay. Returns all of the owner's ports.
+        """Assign a number to each name; existing assignments stay. Returns all of the owner's ports.
 
-        Raises RuntimeFailure if none is free or the registry cannot be used.
+        Raises RuntimeFailure if no port is free or the registry cannot be used.
         """
         held = owner.read_ports()
         missing = [name for name in ports if name not in held]
@@ -54,7 +54,10 @@ class PortRegistry:
         return held
 
     async def restore(self, owner: ComponentDirectory) -> None:
-        """Claim again what the owner's address names, unless another owner has it by now. Raises RuntimeFailure."""
+        """Restore the claims of the owner's ports, except ports that another owner has claimed.
+
+        Raises RuntimeFailure.
+        """
         if numbers := owner.read_ports().values():
             async with self._locked():
                 for number in numbers:
@@ -62,16 +65,16 @@ class PortRegistry:
                         self._claim_file(number).write_text(str(owner.path))
 
     async def sweep(self) -> None:
-        """Remove the claims of owners that are gone: nothing else would, until their port is wanted."""
+        """Remove the claims of deleted owners, which would otherwise stay until their port is needed."""
         async with self._locked():
             await asyncio.to_thread(self._remove_lapsed)
 
     async def release(self, owner: ComponentDirectory) -> None:
-        """Give the owner's ports up, before its directory is removed. Raises RuntimeFailure."""
+        """Release the owner's ports, before its directory is removed. Raises RuntimeFailure."""
         try:
             numbers = owner.read_ports().values()
         except RuntimeFailure:
-            return  # which ports it had is not known; their claims lapse with the directory
+            return  # the owner's ports are unknown; their claims lapse with the directory
         if numbers:
             async with self._locked():
                 for number in numbers:
@@ -115,14 +118,14 @@ class PortRegistry:
         except FileNotFoundError:
             return None
         except RuntimeFailure:
-            return owner  # its record is damaged: the port is left to it
+            return owner  # the owner's record is damaged, so it keeps the port
 
     def _take(self, owner: ComponentDirectory, *, besides: set[int]) -> int:
         first = secrets.randbelow(len(_RANGE))
         for step in range(len(_RANGE)):
             number = _RANGE[(first + step) % len(_RANGE)]
             if number not in besides and self._owner(number) is None and self._free(number):
-                # The owner's address does not name it yet: only the lock keeps others away until it does.
+                # The owner's address does not contain the port yet: until then, only the lock excludes other owners.
                 self._claim_file(number).write_text(str(owner.path))
                 return number
         raise RuntimeFailure(

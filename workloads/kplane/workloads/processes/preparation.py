@@ -1,4 +1,4 @@
-"""Makes the data of a component by a command, before its first start."""
+"""Makes the data of a component with a command, before a start without data."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ _SECONDS: Final = 60.0
 
 
 async def prepare_data(component: Component, *, directory: ComponentDirectory, programs: Sequence[Path]) -> None:
-    """Run `Component.prepare` unless the data have what it makes. An end at any point leaves all of that or nothing.
+    """Run `Component.prepare`, unless the data contain its result.
 
-    Raises RuntimeFailure, ProgramFailed and ProgramTimedOut.
+    The result is complete or absent, even if this process ends at any point. Raises RuntimeFailure, ProgramFailed and
+    ProgramTimedOut.
     """
-    wanted = component.prepare
-    if wanted is None or (directory.data / wanted.creates).exists():
+    preparation = component.prepare
+    if preparation is None or (directory.data / preparation.creates).exists():
         return
-    program = find_program(wanted.program, programs=programs, of=f"Component {component.name}")
-    made = directory.path / "data.new"
+    program = find_program(preparation.program, programs=programs, of=f"Component {component.name}")
+    staging = directory.path / "data.new"
     try:
         directory.create(data=True)
         directory.write_files(component.files)
-        await asyncio.to_thread(shutil.rmtree, made, ignore_errors=True)
-        args = [arg.replace(FILES, str(directory.files)).replace(DATA, str(made)) for arg in wanted.args]
+        await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
+        args = [arg.replace(FILES, str(directory.files)).replace(DATA, str(staging)) for arg in preparation.args]
         await run_program(program, args, timeout_seconds=_SECONDS)
-        (made / wanted.creates).rename(directory.data / wanted.creates)
-        await asyncio.to_thread(shutil.rmtree, made, ignore_errors=True)
+        (staging / preparation.creates).rename(directory.data / preparation.creates)
+        await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
     except OSError as error:
         raise RuntimeFailure(f"Component {component.name}: its data cannot be prepared: {error}.") from error

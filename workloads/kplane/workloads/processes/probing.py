@@ -1,4 +1,4 @@
-"""Asks a component by HTTP whether it is ready, and whether it hangs."""
+"""Probes a component by HTTP: whether it is ready, and whether it hangs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["HttpProbe", "Liveness"]
 
 _SHOWN_BYTES: Final = 1000
 _LATE_SECONDS: Final = 1.0
-"""A probe that takes so much longer than its time says nothing of the component, but of the machine."""
+"""Excess over the expected time of a probe, from which the probe shows a slow machine instead of a slow component."""
 
 
 class HttpProbe:
-    """One probe of one component."""
+    """A probe of a component."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class HttpProbe:
         self.timeout_seconds: Final = probe.timeout_seconds
 
     async def check(self) -> str | None:
-        """Ask once. Returns None if the answer is 200, else a sentence that says what it is."""
+        """Send a single probe. Returns None if the answer is 200, else a sentence with the answer or the error."""
         try:
             async with (
                 asyncio.timeout(self.timeout_seconds),
@@ -56,11 +56,11 @@ class HttpProbe:
 
 
 class Liveness:
-    """Judges one process as kubelet does by startupProbe and livenessProbe: `failures` in a row mean that it hangs.
+    """Judges a process as kubelet does by startupProbe and livenessProbe: it hangs after `failures` in a row.
 
     Until its first good answer, a process has `start_seconds` instead. A failure counts only if the supervisor itself
-    was on time. Otherwise the machine was suspended or has no time for anybody, which restarts would make worse: then
-    the failures so far are forgotten.
+    was on time. Otherwise the machine was suspended or is overloaded, which restarts would make worse. The failures so
+    far are then forgotten.
     """
 
     def __init__(self, *, failures: int, start_seconds: float) -> None:
@@ -72,7 +72,7 @@ class Liveness:
         """Whether the process has given a good answer to any probe."""
 
     async def watch(self, probe: HttpProbe, *, interval_seconds: float) -> str | None:
-        """Wait, and ask once. Returns what is wrong if the process hangs, and None otherwise."""
+        """Wait for the interval, and probe once. Returns the problem if the process hangs, else None."""
         began = uptime()
         await asyncio.sleep(interval_seconds)
         problem = await probe.check()
@@ -82,7 +82,7 @@ class Liveness:
         )
 
     def judge(self, problem: str | None, *, seconds: float, late: bool) -> str | None:
-        """Take in an answer, and the seconds since the one before. Returns what is wrong if the process hangs."""
+        """Record an answer, and the seconds since the previous answer. Returns the problem if the process hangs."""
         if problem is None or late:
             self._failures, self._failing_seconds = 0, 0.0
             self.started = self.started or problem is None

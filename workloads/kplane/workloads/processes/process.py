@@ -1,4 +1,4 @@
-"""One process, seen through its pidfd: the same for children and for processes that an earlier supervisor started."""
+"""A process, observed through its pidfd: a child, or a process that an earlier supervisor started."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _nothing() -> None:
 class Process:
     """A session leader, whose process group ends with it.
 
-    Ends are told by the pidfd's readability, so it depends on no child watcher and on no SIGCHLD, and needs no thread.
+    The pidfd becomes readable at the end of the process. So no child watcher, SIGCHLD or thread is necessary.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class Process:
     ) -> None:
         self.pid = pid
         self.started = started
-        """On the clock of `proctable.uptime`."""
+        """Start time on the clock of `proctable.uptime`."""
         self.digest = digest
         self.adopted = adopted
-        """Whether an earlier supervisor started it."""
+        """Whether an earlier supervisor started the process."""
         self.exit_code: int | None = None
-        """Negative: the signal's number. None before the end, and where it was not our child."""
+        """Exit code; negative: the signal's number. None before the end, and for a process that is not our child."""
         self._marker = marker
         self._pidfd = pidfd
         self._on_end = on_end
@@ -72,11 +72,11 @@ class Process:
         stderr: int,
         on_end: Callable[[], None] = _nothing,
     ) -> Process:
-        """Start a program in a session of its own, with these three descriptors and no others.
+        """Start a program in a session of its own, with only these three descriptors.
 
-        `environment` is the whole environment, `directory` the working directory. Call it in the loop's thread: a
-        program bound to its parent's life dies with the *thread* that started it. Raises OSError if it cannot be
-        started.
+        `environment` is the whole environment, `directory` the working directory. Call `spawn` in the loop's thread: a
+        program bound to its parent's life dies with the *thread* that started it. Raises OSError if the program cannot
+        be started.
         """
         popen = subprocess.Popen(
             argv,
@@ -89,7 +89,7 @@ class Process:
             umask=0o077,
         )
         started = uptime()
-        popen.returncode = 0  # it is reaped here by pidfd: Popen must neither reap it nor warn that it still runs
+        popen.returncode = 0  # `_reap` reaps it by pidfd: Popen must neither reap it nor warn that it still runs
         try:
             pidfd = os.pidfd_open(popen.pid)
         except OSError:
@@ -107,7 +107,7 @@ class Process:
 
     @classmethod
     def adopt(cls, entry: ProcessEntry, *, on_end: Callable[[], None] = _nothing) -> Process | None:
-        """Take over a running process; None if it is gone already."""
+        """Take over a running process; None if the process is gone already."""
         pidfd = open_pidfd(entry)
         if pidfd is None:
             return None
@@ -123,20 +123,20 @@ class Process:
 
     @property
     def ended(self) -> bool:
-        """Whether the process and all of its group are gone."""
+        """Whether the process and its whole group are gone."""
         return self._ended.is_set()
 
     @property
     def age_seconds(self) -> float:
-        """Seconds since its start."""
+        """Seconds since the start of the process."""
         return uptime() - self.started
 
     async def wait(self) -> None:
-        """Wait until the process and all of its group are gone."""
+        """Wait until the process and its whole group are gone."""
         await self._ended.wait()
 
     async def end(self, *, grace_seconds: float) -> None:
-        """Ask it to end, kill it and its group when it has not after the grace, and wait until all are gone."""
+        """Send SIGTERM, kill the process and its group after the grace period, and wait until all are gone."""
         self._signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_seconds):
@@ -146,11 +146,11 @@ class Process:
             await self._ended.wait()
 
     def kill(self) -> bool:
-        """Kill it; its group follows as soon as the kernel has told of its end. Returns False if it has ended."""
+        """Kill the process; its group is killed once the process has ended. Returns False if the process has ended."""
         return self._signal(signal.SIGKILL)
 
     def release(self) -> None:
-        """Stop watching, and leave the process alone."""
+        """Stop watching, and leave the process running."""
         for pidfd in list(self._watched):
             self._forget(pidfd)
 
@@ -173,15 +173,16 @@ class Process:
         self._forget(self._pidfd)
         if self._group_exists():
             for entry in group_members(self.pid):
-                # Once the leader is reaped, its number may mean another group: only the marker tells then.
+                # After the leader is reaped, its number may identify another group: then only the marker is reliable.
                 if child or (entry.marker and entry.marker == self._marker):
                     self._kill_member(entry)
         self._settle()
 
     def _reap(self) -> bool:
-        """Kill the rest of the group and take the exit code. False where the process is not a child of ours."""
+        """Kill the rest of the group and take the exit code. Returns False if the process is not our child."""
         try:
-            # Not reaped yet, its number and its group's are its own: one call reaches all, what forks now included.
+            # Until the process is reaped, its number and its group's number are not reused. A single call reaches the
+            # whole group, including processes that are forked now.
             os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -198,7 +199,7 @@ class Process:
         except ProcessLookupError:
             return False
         except PermissionError:
-            return False  # the number has gone to somebody else's group
+            return False  # the number now belongs to a group of another user
         return True
 
     def _kill_member(self, entry: ProcessEntry) -> None:
@@ -221,9 +222,10 @@ class Process:
 
 
 def find_processes(directory: Path) -> list[int]:
-    """List the pids of all processes of a component, or of runtimes at or below `directory`, oldest first.
+    """List the pids of all processes of the components at or below `directory`, oldest first.
 
-    A component's directory is the one of its name in its runtime's.
+    `directory` is the directory of a component or of a runtime, or a directory above. A component's directory has the
+    component's name, and is in its runtime's directory.
     """
     return [entry.pid for entry in marked_processes(directory)]
 
@@ -231,9 +233,9 @@ def find_processes(directory: Path) -> list[int]:
 async def end_processes(directory: Path, *, grace_seconds: float) -> list[int]:
     """End all processes that belong to components of runtimes at or below `directory`, and wait for their end.
 
-    Main processes are asked first and killed after `grace_seconds`; the rest of their groups is killed. Where
-    supervisors are among them, what they started meanwhile is ended too; a supervisor that carries no marker itself
-    must have been ended before. Returns the pids of all that were found.
+    Main processes get SIGTERM first and are killed after `grace_seconds`; the rest of their groups is killed. If a
+    supervisor is among them, processes that it starts meanwhile are ended too. A supervisor without a marker must have
+    been ended before. Returns the pids of all processes that were found.
     """
     pids: list[int] = []
     while entries := marked_processes(directory):
@@ -244,12 +246,12 @@ async def end_processes(directory: Path, *, grace_seconds: float) -> list[int]:
 
 
 async def end_entries(entries: list[ProcessEntry], *, grace_seconds: float) -> None:
-    """End these processes with what is left of their groups, all at once, and wait for their end."""
-    found = [process for entry in entries if (process := Process.adopt(entry)) is not None]
+    """End these processes and the rest of their groups, all at once, and wait for their end."""
+    processes = [process for entry in entries if (process := Process.adopt(entry)) is not None]
     try:
         async with asyncio.TaskGroup() as tasks:
-            for process in found:
+            for process in processes:
                 tasks.create_task(process.end(grace_seconds=grace_seconds), name=f"end {process.pid}")
     finally:
-        for process in found:
+        for process in processes:
             process.release()

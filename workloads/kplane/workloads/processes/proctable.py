@@ -1,7 +1,7 @@
-"""The kernel's table of processes, and the marker by which ours are known again.
+"""The kernel's table of processes, and the marker that identifies supervised processes in it.
 
 Each supervised process carries its component's directory and the digest of its description in its environment. So there
-is no record that could be lost between a fork and a write, and a process that no supervisor knows of cannot exist.
+is no record that could be lost between a fork and a write. A supervisor finds each process, even after its own restart.
 """
 
 from __future__ import annotations
@@ -36,40 +36,40 @@ _KERNEL_THREAD = 0x00200000
 
 @dataclass(frozen=True, slots=True)
 class ProcessEntry:
-    """One process of this user."""
+    """A process of this user."""
 
     pid: int
     group: int
     session: int
     ticks: int
-    """Start, in clock ticks since boot: together with `pid` this names one process for ever."""
+    """Start time in clock ticks since boot; together with `pid` it identifies the process for ever."""
     marker: str = ""
-    """Directory of the component that it belongs to; empty if it is none of ours, or dead already."""
+    """Directory of the process's component; empty if the process has no marker, or is dead already."""
     digest: str = ""
     program: bool = True
-    """Whether it runs a program: not a kernel thread, and not dead."""
+    """Whether the entry runs a program: it is neither a kernel thread nor dead."""
 
     @property
     def leader(self) -> bool:
-        """Whether it is the main process of its component."""
+        """Whether the process is the main process of its component."""
         return self.pid == self.session
 
     @property
     def started(self) -> float:
-        """Start, in seconds on the clock of `uptime`."""
+        """Start time in seconds, on the clock of `uptime`."""
         return self.ticks / _TICKS
 
 
 def uptime() -> float:
-    """Return the seconds since boot, suspension included: the clock of process starts."""
+    """Return the seconds since boot, including suspension: the clock of process starts."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def marked_processes(directory: Path) -> list[ProcessEntry]:
-    """List the processes of this user that belong to the component `directory` or to those below it, oldest first."""
+    """List this user's processes of the component `directory`, or of components below it, oldest first."""
     prefix = f"{directory.resolve()}/"
-    found = [entry for entry in _entries() if f"{entry.marker}/".startswith(prefix)]
-    return sorted(found, key=lambda entry: (entry.ticks, entry.pid))
+    entries = [entry for entry in _entries() if f"{entry.marker}/".startswith(prefix)]
+    return sorted(entries, key=lambda entry: (entry.ticks, entry.pid))
 
 
 def running_components() -> set[Path]:
@@ -78,12 +78,12 @@ def running_components() -> set[Path]:
 
 
 def group_members(group: int) -> list[ProcessEntry]:
-    """List the processes of this user in one process group."""
+    """List the processes of this user in a process group."""
     return [entry for entry in _entries(group=group) if entry.group == group]
 
 
 def open_pidfd(entry: ProcessEntry) -> int | None:
-    """Open a descriptor that stands for exactly this process; None if it has ended and is gone."""
+    """Open a descriptor that refers to exactly this process; None if the process has ended and is gone."""
     try:
         pidfd = os.pidfd_open(entry.pid)
     except ProcessLookupError:
@@ -96,7 +96,7 @@ def open_pidfd(entry: ProcessEntry) -> int | None:
 
 
 def read_command(entry: ProcessEntry) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the arguments and the environment that a process was started with. Raises OSError if it is gone."""
+    """Return the arguments and the environment of the start of a process. Raises OSError if the process is gone."""
     arguments = Path(f"/proc/{entry.pid}/cmdline").read_bytes().split(b"\0")[:-1]
     variables = (item.partition(b"=")[::2] for item in _read_environment(entry).split(b"\0") if item)
     return tuple(map(os.fsdecode, arguments)), {os.fsdecode(name): os.fsdecode(value) for name, value in variables}
@@ -111,7 +111,7 @@ def _entries(*, group: int | None = None) -> Iterator[ProcessEntry]:
             if os.stat(f"/proc/{name}").st_uid != user:
                 continue
         except OSError:
-            continue  # it ended while the table was read
+            continue  # the process ended while the table was read
         entry = _read_stat(int(name))
         if entry is not None and group in {None, entry.group}:
             yield _with_marker(entry)
@@ -122,7 +122,7 @@ def _read_stat(pid: int) -> ProcessEntry | None:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    # The command's name is in parentheses and may hold anything; the numbers follow the last one.
+    # The command's name is in parentheses and may contain any character. The numbers follow the last parenthesis.
     fields = text[text.rindex(b")") + 2 :].split()
     return ProcessEntry(
         pid=pid,
@@ -147,10 +147,10 @@ def _with_marker(entry: ProcessEntry) -> ProcessEntry:
 
 
 def _read_environment(entry: ProcessEntry) -> bytes:
-    """Read the environment; raises OSError where the process is gone."""
+    """Read the environment. Raises OSError if the process is gone."""
     for _ in range(_EXEC_TRIES if entry.program else 0):
         if environment := Path(f"/proc/{entry.pid}/environ").read_bytes():
             return environment
-        # In the middle of exec(2) a process has no environment for some microseconds.
+        # During exec(2), a process has no environment for some microseconds.
         time.sleep(_EXEC_RETRY_SECONDS)
     return b""

@@ -1,4 +1,4 @@
-"""Programs of this machine: where they are, which version they are, and one-shot commands."""
+"""Programs of this machine: their paths and versions, and one-shot commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ProgramVersions", "find_program", "run_program"]
 
 _LIMIT_BYTES = 64 << 20
 _SLACK_BYTES = 4 << 20
-"""The kernel refuses a write beyond the end by chunks of up to 2 MiB, so the file is cut off this much later."""
+"""Distance between the limit and the file's end: the kernel refuses writes beyond the end in chunks of up to 2 MiB."""
 _SHOWN_CHARACTERS = 2000
 _VERSION_SECONDS: Final = 15.0
 _VERSION: Final = re.compile(rb"(?<![0-9.])v?([0-9]+[.][0-9]+[.][0-9]+)(?![0-9])")
@@ -33,13 +33,14 @@ async def run_program(
     env: Mapping[str, str] | None = None,
     stdin: bytes | None = None,
 ) -> bytes:
-    """Run a command to its end and return what it wrote to standard output.
+    """Run a command to its end and return its standard output.
 
-    `args` are public: never a secret. `env` is the whole environment besides PATH and HOME. Without `stdin`, standard
-    input is empty. The command and its process group are killed, and that is awaited, on time-out and on cancellation.
+    `args` are public, and must not contain secrets. `env` is the whole environment besides PATH and HOME. Without
+    `stdin`, standard input is empty. On time-out and on cancellation, the command and its process group are killed, and
+    their end is awaited.
 
-    Raises ProgramFailed if it does not start, ends with another code than 0, or writes more than 64 MiB to standard
-    output or standard error, and ProgramTimedOut where it has not ended after `timeout_seconds`.
+    Raises ProgramFailed if the command does not start, ends with another code than 0, or writes more than 64 MiB to
+    standard output or standard error. Raises ProgramTimedOut if the command has not ended after `timeout_seconds`.
     """
     environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": os.environ.get("HOME", "/"), **(env or {})}
     # Files in memory in place of pipes: they need no reader, and no grandchild can keep them open.
@@ -72,7 +73,7 @@ async def run_program(
 
 
 async def _kill(process: Process) -> None:
-    """Kill what still runs and wait for its end, also where the waiting is cancelled again."""
+    """Kill the process and its group and wait for their end, even if the wait is cancelled again."""
     process.kill()
     cancelled: asyncio.CancelledError | None = None
     while not process.ended:
@@ -122,13 +123,16 @@ def _bound(descriptor: int) -> None:
 
 
 def _read(descriptor: int) -> bytes:
-    """Read what was written: the offset is shared with the program, and tells how much that is."""
+    """Read the output of the program. Its length is the offset, which the program shares."""
     size = os.lseek(descriptor, 0, os.SEEK_CUR)
     return os.pread(descriptor, size, 0)
 
 
 def find_program(program: str, *, programs: Sequence[Path], of: str) -> Path:
-    """Find an executable by its name or absolute path. Raises RuntimeFailure; `of` names there what needs it."""
+    """Find an executable by its name or absolute path.
+
+    Raises RuntimeFailure, in which `of` names the program's user.
+    """
     if program.startswith("/"):
         candidates = [Path(program)]
     elif "/" in program or program in {"", ".", ".."}:
@@ -143,7 +147,7 @@ def find_program(program: str, *, programs: Sequence[Path], of: str) -> Path:
 
 
 class ProgramVersions:
-    """Asks programs for their version, and remembers the answers for as long as the files are the same."""
+    """Asks programs for their version, and remembers each answer until the program's file changes."""
 
     def __init__(self, programs: Sequence[Path]) -> None:
         """`programs` are the directories searched, in this order."""
@@ -152,27 +156,27 @@ class ProgramVersions:
         self._known: dict[Path, tuple[tuple[int, int], str]] = {}
 
     async def of(self, program: str) -> str:
-        """Return the version that `<program> --version` tells, such as "1.36.3".
+        """Return the version that `<program> --version` prints, such as "1.36.3".
 
-        Raises RuntimeFailure if there is no such program, or it tells none within 15 s.
+        Raises RuntimeFailure if the program is missing, or prints no version within 15 s.
         """
         path = find_program(program, programs=self._programs, of=f"The version of {program}")
         async with self._asking:
             try:
                 status = await asyncio.to_thread(path.stat)
                 identity = status.st_mtime_ns, status.st_ino
-                known = self._known.get(path)
-                if known is None or known[0] != identity:
+                cached = self._known.get(path)
+                if cached is None or cached[0] != identity:
                     answer = await run_program(path, ["--version"], timeout_seconds=_VERSION_SECONDS)
-                    known = self._known[path] = identity, _read_version(answer, path=path)
+                    cached = self._known[path] = identity, _read_version(answer, path=path)
             except (OSError, ProgramFailed, ProgramTimedOut) as error:
                 raise RuntimeFailure(f"The version of {path} cannot be found out: {error}") from error
-            return known[1]
+            return cached[1]
 
 
 def _read_version(answer: bytes, *, path: Path) -> str:
-    found = _VERSION.search(answer)
-    if found is None:
-        said = answer[:200].decode(errors="replace").strip()
-        raise RuntimeFailure(f"The version of {path} cannot be found out: asked by --version it said {said!r}.")
-    return found[1].decode()
+    match = _VERSION.search(answer)
+    if match is None:
+        shown = answer[:200].decode(errors="replace").strip()
+        raise RuntimeFailure(f"The version of {path} cannot be found out: asked by --version it said {shown!r}.")
+    return match[1].decode()

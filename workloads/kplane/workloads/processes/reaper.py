@@ -1,11 +1,12 @@
-"""Kills components that outlast what allows them: `reaper.py VARIABLE DIRECTORY`, started by `Watchdog`.
+"""Kills components that exceed their deadline: `reaper.py VARIABLE DIRECTORY`, started by `Watchdog`.
 
-It is a program of its own, because a supervisor that is stopped, or whose loop hangs, ends nothing. It imports little,
-to stay small. Each line on its standard input has a number, and for each component of DIRECTORY the time
-(CLOCK_BOOTTIME) until which it may run. A line replaces the one before. The reaper answers the number on its standard
-output. It kills what runs for longer, again and again, and everything when the input ends.
+The reaper is a separate program, because a supervisor that is stopped, or whose loop hangs, cannot end components. It
+imports few modules, to stay small. Each line on its standard input has a number, and for each component of DIRECTORY
+the deadline (CLOCK_BOOTTIME). A line replaces the previous line. The reaper answers with the number on its standard
+output. It kills late components repeatedly, and all components of DIRECTORY when the input ends.
 
-It knows processes by the marker VARIABLE in their environment: a supervisor may be stopped before it reports a number.
+The reaper finds processes by the marker VARIABLE in their environment, because a supervisor may be stopped before it
+reports a process id.
 """
 
 from __future__ import annotations
@@ -20,36 +21,36 @@ import time
 from collections.abc import Iterator
 
 _LOOK_SECONDS = 0.5
-"""`select` does not count the time for which a machine slept."""
+"""Maximum wait between checks. `select` does not count the time for which a machine was suspended."""
 _AGAIN_SECONDS = 0.2
-"""What is late may be started again by one who does not know that yet."""
+"""Wait after a kill. A starter that does not know of the deadline yet may start a late component again."""
 _CHUNK = 1 << 16
 
 
 def main() -> None:
-    """Reap until the standard input ends, and then everything."""
+    """Kill late components until the standard input ends, and then all components."""
     marker = os.fsencode(f"{sys.argv[1]}={sys.argv[2]}/")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # Who ends all processes of a service at once means the supervisor, which may need this one to the last.
+        # A signal to all processes of a service is meant for the supervisor, which may need the reaper until its end.
         signal.signal(number, signal.SIG_IGN)
     until: dict[bytes, float] = {}
     text = b""
     while True:
         ready, _, _ = select.select([0], [], [], _end_late({marker + name: end for name, end in until.items()}))
         if ready:
-            found = os.read(0, _CHUNK)
-            if not found:
+            chunk = os.read(0, _CHUNK)
+            if not chunk:
                 break
-            *lines, text = (text + found).split(b"\n")
+            *lines, text = (text + chunk).split(b"\n")
             if lines:
                 until = _take(lines[-1])
     _end_all(marker)
 
 
 def _end_all(marker: bytes) -> None:
-    """Kill everything below the marker, until two looks in a row find nothing.
+    """Kill all processes below the marker, until two consecutive scans find none.
 
-    One look may miss a process: in the middle of exec(2) it has no environment for some microseconds.
+    A single scan may miss a process: during exec(2), a process has no environment for some microseconds.
     """
     quiet = 0
     while quiet < 2:
@@ -58,11 +59,11 @@ def _end_all(marker: bytes) -> None:
 
 
 def _end_late(until: dict[bytes, float]) -> float:
-    """Kill what has one of these markers for longer than it may; returns for how many seconds to wait then."""
+    """Kill the processes of late components. Returns the seconds to wait until the next check."""
     now = _now()
     late = {marker for marker, end in until.items() if end <= now}
     killed = _kill(late) if late else 0
-    # A supervisor that allows nothing more may be stopped for long: then each look would find nothing.
+    # Without late processes, wait longer: scans during a long stop of the supervisor would find no process.
     waits = [end - _now() for marker, end in until.items() if marker not in late]
     return max(0.0, min([_AGAIN_SECONDS if killed else _LOOK_SECONDS, *waits]))
 
@@ -75,12 +76,12 @@ def _take(line: bytes) -> dict[bytes, float]:
 
 
 def _kill(markers: set[bytes], *, all_below: bool = False) -> int:
-    """Kill the processes with these markers; returns how many there were."""
+    """Kill the processes with these markers. Returns their number."""
     count = 0
     for name in os.listdir("/proc"):
         if not name.isdecimal():
             continue
-        # By a descriptor that was opened before the look: whatever it stands for has the marker, or is gone.
+        # The descriptor is opened before the environment is read: its process has the marker, or is gone.
         with contextlib.suppress(OSError), _opened(int(name)) as process:
             with open(f"/proc/{name}/environ", "rb") as file:
                 items = file.read().split(b"\0")

@@ -44,18 +44,18 @@ async def _at_once(_name: str, _failures: int) -> None:
 class ProcessRuntime:
     """A `Runtime` of supervised processes on this machine; an async context manager.
 
-    Each component has `<directory>/<name>/` with `files/`, `data/`, `log` (and `log.1`), `address.json`. On entry,
-    processes that an earlier run left are found by the marker in their environment and watched; `apply` with an equal
-    description leaves such a process as it is, with another one replaces it. One that ends before it is described again
-    is shown as ENDED and is not started, as its description is not kept on disk. On exit, components of
-    `Lifetime.BOUND` are ended, and the others continue.
+    Each component has `<directory>/<name>/` with `files/`, `data/`, `log` (and `log.1`), `address.json`. On entry, the
+    runtime finds the processes of an earlier run by the marker in their environment, and watches them. `apply` with an
+    equal description leaves such a process running; another description replaces the process. If such a process ends
+    before `apply` describes its component, its phase is ENDED and it is not started, because descriptions are not kept
+    on disk. On exit, components of `Lifetime.BOUND` are ended, and the others continue.
 
     Arguments: `directory` belongs to one runtime at a time, and to this user alone. `programs` are the directories
-    searched, in this order. `host` is where components listen, and what probes ask. `log_limit_bytes` bounds each of a
-    component's two log files.
+    searched for programs, in this order. `host` is the address on which components listen, and which probes connect to.
+    `log_limit_bytes` bounds each of a component's two log files.
 
-    Raises RuntimeFailure on entry if the directory cannot be used or another runtime uses it. Run it in a loop whose
-    thread lives as long as the components shall: the kernel ends bound ones with that thread.
+    Raises RuntimeFailure on entry if the directory cannot be used or another runtime uses it. Run the runtime in a loop
+    whose thread lives as long as the components: the kernel ends bound components with that thread.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class ProcessRuntime:
         self._admit_restart: Callable[[str, int], Awaitable[None]] = _at_once
         self._session: aiohttp.ClientSession | None = None
         self._removals: list[asyncio.Task[None]] = []
-        """Of what components of an earlier run have left."""
+        """Tasks that remove files of deleted components of an earlier run."""
         self._lock = -1
 
     async def __aenter__(self) -> Self:
         self._lock = self._acquire()
-        # No limit on connections: a component that never answers must not hold up the probes of others.
+        # No limit on connections: a component that never answers must not delay the probes of others.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
         )
@@ -111,26 +111,26 @@ class ProcessRuntime:
             os.close(self._lock)
 
     def log_path(self, name: str) -> Path:
-        """Return where the component's log is; the part before the last rotation is in `<path>.1`."""
+        """Return the path of the component's log. The part before the last rotation is in `<path>.1`."""
         check_name(name)
         return ComponentDirectory(self._directory / name).log
 
     @property
     def runs_pods(self) -> bool:
-        """See `Runtime.runs_pods`. Processes take what they take."""
+        """See `Runtime.runs_pods`. Requests and limits do not apply to processes."""
         return False
 
     async def version(self, program: str) -> str | None:
-        """See `Runtime.version`. The program is asked once, by `--version`."""
+        """See `Runtime.version`. The answer of `<program> --version` is remembered until the program's file changes."""
         return await self._versions.of(program)
 
     async def lacks(self, program: str, *, version: str) -> str | None:
-        """See `Runtime.lacks`. There is the version of the program that is on this machine, and no other."""
+        """See `Runtime.lacks`. This machine has a single version of each program."""
         own = await self._versions.of(program)
         return None if version == own else f"{program} is here in version {own} only, and as a process it runs as that"
 
     async def synced(self) -> None:
-        """See `Runtime.synced`. It was found out on entry."""
+        """See `Runtime.synced`. Returns at once, because the processes of an earlier run are found on entry."""
 
     async def reserve(
         self,
@@ -139,18 +139,18 @@ class ProcessRuntime:
         ports: Sequence[str],
         exposed: Exposure | None = None,  # noqa: ARG002 - there are no Services
     ) -> Address:
-        """See `Runtime.reserve`. The ports differ from those of all runtimes of this user on this machine.
+        """See `Runtime.reserve`. The ports are unique among all runtimes of this user on this machine.
 
-        Whoever reaches `host` reaches the component: there is no other address for `exposed` ones.
+        `exposed` is ignored: clients that reach `host` reach the component, which has no other address.
         """
         async with self._supervision(name) as supervision:
             numbers = await self._ports.claim(supervision.directory, ports=ports)
         return Address(host=self._host, ports=numbers)
 
     async def apply(self, component: Component) -> None:
-        """See `Runtime.apply`. Changes of `File.reloaded` files, probe, restart policy and grace restart nothing.
+        """See `Runtime.apply`. Changes of `File.reloaded` files, probe, restart policy and grace cause no restart.
 
-        Raises RuntimeFailure also if the program is another version than the component's.
+        Also raises RuntimeFailure if the component requires a version that this machine does not have.
         """
         if component.version is not None and (why := await self.lacks(component.program, version=component.version)):
             raise RuntimeFailure(f"Component {component.name}: version {component.version} cannot be had: {why}.")
@@ -165,12 +165,12 @@ class ProcessRuntime:
             await supervision.apply(launch)
 
     def state(self, name: str) -> ComponentState:
-        """See `Runtime.state`. A stopped component is ABSENT; `names` still has it."""
+        """See `Runtime.state`. A stopped component is ABSENT, but remains in `names`."""
         supervision = self._supervisions.get(name)
         return supervision.state if supervision else ComponentState(name=name, phase=Phase.ABSENT)
 
     def settled(self, name: str) -> bool:
-        """See `Runtime.settled`. One process ends before the next one starts."""
+        """See `Runtime.settled`. A process ends before the next process starts."""
         state = self.state(name)
         return state.phase is Phase.READY and not state.rolling
 
@@ -180,16 +180,22 @@ class ProcessRuntime:
 
     def names(self, *, prefix: str = "") -> Sequence[str]:
         """See `Runtime.names`."""
-        found = ((name, each) for name, each in self._supervisions.items() if name.startswith(prefix))
-        return sorted(name for name, supervision in found if _owns_something(supervision))
+        entries = ((name, candidate) for name, candidate in self._supervisions.items() if name.startswith(prefix))
+        return sorted(name for name, supervision in entries if _owns_something(supervision))
 
     async def stop(self, name: str) -> None:
-        """See `Runtime.stop`. Waits as long as the kernel takes to end what was killed; a cancelled stop continues."""
+        """See `Runtime.stop`. Waits without limit until the kernel has ended a killed process.
+
+        If the call is cancelled, the stop continues.
+        """
         async with self._supervision(name) as supervision:
             await supervision.stop()
 
     def kill(self, name: str) -> bool:
-        """Kill the component's process, which is started again as after any other end. Returns False if none runs."""
+        """Kill the component's process, which is then restarted as after any other end.
+
+        Returns False if no process runs.
+        """
         supervision = self._supervisions.get(name)
         return supervision is not None and supervision.kill()
 
@@ -204,19 +210,19 @@ class ProcessRuntime:
                 if directory.exists:
                     directory.remove()
                     self._subscribers.notify(name)
-                # In a thread, as data can be large. Whatever interrupts this, the component is gone already; what is
-                # left of it, or of an earlier attempt, holds credentials.
+                # Remove in a thread, because data can be large. After an interruption the component is deleted already,
+                # but its remaining files hold credentials. So files of earlier attempts are removed too.
                 for removed in directory.removed():
                     await asyncio.to_thread(_remove_all, removed)
             except OSError as error:
                 raise RuntimeFailure(f"Component {name} cannot be removed: {error}.") from error
 
-    async def volume(self, name: str) -> str | None:  # noqa: ARG002 - of none
-        """See `Runtime.volume`. Data are in a directory of this machine."""
+    async def volume(self, name: str) -> str | None:  # noqa: ARG002 - processes have no volumes
+        """See `Runtime.volume`. Always None: the data are in a directory of this machine."""
         return None
 
     async def unprotect(self, name: str) -> None:
-        """See `Runtime.unprotect`. The directory is on this machine, and nothing in the cluster deletes it."""
+        """See `Runtime.unprotect`. Has no effect: the cluster cannot delete a directory of this machine."""
 
     async def data_mark(self, name: str) -> str | None:
         """See `Runtime.data_mark`."""
@@ -235,13 +241,13 @@ class ProcessRuntime:
                 raise RuntimeFailure(f"Component {name}: its data cannot be marked: {error}.") from error
 
     def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None]:
-        """See `Runtime.subscribe`. Called in the loop; what it raises is logged."""
+        """See `Runtime.subscribe`. The callback is called in the loop, and its exceptions are logged."""
         return self._subscribers.add(callback)
 
     def before_restart(self, admit: Callable[[str, int], Awaitable[None]]) -> None:
-        """Await `admit` before a component that ended by itself is started again, after its backoff.
+        """Await `admit` before each restart of a component that ended by itself, after its backoff.
 
-        It gets the name, and how often the component has ended in a row. It is cancelled if the component is stopped.
+        `admit` gets the name and the number of consecutive ends. The call is cancelled if the component is stopped.
         """
         self._admit_restart = admit
 
@@ -253,7 +259,7 @@ class ProcessRuntime:
         except OSError as error:
             raise RuntimeFailure(f"The directory {self._directory} cannot be used: {error}.") from error
         try:
-            # The lock goes with the descriptor, which no program inherits: it cannot outlive this process.
+            # The lock belongs to the descriptor, which no program inherits. So the lock cannot outlive this process.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             user = os.pread(descriptor, 20, 0).decode(errors="replace")
@@ -279,14 +285,14 @@ class ProcessRuntime:
             if entry.leader:
                 leaders.setdefault(entry.marker, entry)
         strays = [entry for entry in entries if entry.marker not in leaders]
-        await end_entries(strays, grace_seconds=0.0)  # their main processes have died, and so the components
+        await end_entries(strays, grace_seconds=0.0)  # their main processes are dead, and so are their components
         for marker, entry in leaders.items():
             self._add(Path(marker).name).adopt(entry)
         for supervision in list(self._supervisions.values()):
             try:
                 await self._ports.restore(supervision.directory)
             except (RuntimeFailure, OSError) as error:
-                logger.warning("%s", error)  # `reserve` and `delete` raise it again; the others are not held up
+                logger.warning("%s", error)  # `reserve` and `delete` raise it again; other components are not delayed
         try:
             await self._ports.sweep()
         except (RuntimeFailure, OSError) as error:
@@ -312,7 +318,10 @@ class ProcessRuntime:
 
     @contextlib.asynccontextmanager
     async def _supervision(self, name: str) -> AsyncIterator[Supervision]:
-        """Enter the one call at a time that a name may have; forget what owns nothing when the last one leaves."""
+        """Hold the lock of a component, which serializes its calls.
+
+        At exit, drop the supervision of a component without a directory and a process.
+        """
         check_name(name)
         async with self._locks.holding(name):
             supervision = self._add(name)
@@ -334,12 +343,12 @@ class ProcessRuntime:
 
 
 def _remove_all(directory: Path) -> None:
-    """Remove a directory, or all of it that can be removed. Raises OSError in that case."""
+    """Remove a directory. Raises OSError if a part cannot be removed, after removing all other parts."""
     while directory.exists():
         try:
             shutil.rmtree(directory)
         except FileNotFoundError:
-            pass  # a removal whose caller went away continues in its thread, and may be the first one at each file
+            pass  # a removal whose caller was cancelled continues in its thread, and may remove each file first
         except OSError:
             shutil.rmtree(directory, ignore_errors=True)
             raise
@@ -364,5 +373,5 @@ def _try_to_remove_all(directory: Path) -> OSError | None:
 
 
 def _owns_something(supervision: Supervision) -> bool:
-    # The process counts by itself: its directory may have been removed under it.
+    # A process counts even without a directory, which may have been removed under it.
     return supervision.directory.exists or supervision.state.phase is not Phase.ABSENT

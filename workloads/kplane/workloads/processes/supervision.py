@@ -1,4 +1,4 @@
-"""The life of one component: start, watch, restart, stop."""
+"""Supervision of a component: start, watch, restart, stop."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ from kplane.workloads.runtime import ComponentState, Phase
 __all__ = ["Supervision"]
 
 _UNDESCRIBED_GRACE_SECONDS = 30.0
-"""Grace for a component of an earlier run whose description, with the grace, has not been given again."""
+"""Grace period for a component of an earlier run, until `apply` passes its description, which has the grace period."""
 
 logger = logging.getLogger(__name__)
 
 
 class Supervision:
-    """One component of a runtime. Calls are made one at a time (the runtime's lock per name); each may be cancelled.
+    """Supervision of a single component of a runtime.
 
-    A process belongs to a task from its start to its end, so that a caller who goes away leaves nothing unsupervised:
-    a stop goes on by itself, and the next call waits for it.
+    Calls are serialized by the runtime's lock of the name, and each call may be cancelled. A process belongs to a task
+    from its start to its end, so that a cancelled caller leaves no process unsupervised. A stop continues, and the next
+    call waits for it.
     """
 
     def __init__(
@@ -63,10 +64,10 @@ class Supervision:
         self._before_restart = before_restart
         self._launch: Launch | None = None
         self._digest = ""
-        """Of what is kept up now; empty if nothing is."""
+        """Digest of the description that is kept running; empty if none is."""
         self._process: Process | None = None
         self._hung = ""
-        """Why the process was killed; empty if it was not."""
+        """Reason for which the hung process was killed; empty if the supervision did not kill it."""
         self._rollback = Rollback(initial_seconds=pace.refused_base, maximum_seconds=pace.refused_limit)
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
@@ -78,16 +79,16 @@ class Supervision:
         return self._launch is not None and self._launch.component.lifetime is Lifetime.BOUND
 
     def adopt(self, entry: ProcessEntry) -> None:
-        """Watch a process of an earlier run; it is probed and restarted only after `apply` describes it."""
+        """Watch a process of an earlier run. It is probed and restarted only after `apply` describes its component."""
         process = Process.adopt(entry, on_end=self._wake.set)
         if process is not None:
             self._digest = entry.digest
-            with contextlib.suppress(OSError):  # it has ended meanwhile
+            with contextlib.suppress(OSError):  # the process has ended meanwhile
                 self._rollback.adopt(Command(*read_command(entry), entry.digest))
             self._supervise(process, message="found running from an earlier run, and not described again yet")
 
     async def apply(self, launch: Launch) -> None:
-        """Have the component run as described. Raises RuntimeFailure if it cannot be started."""
+        """Run the component as described. Raises RuntimeFailure if the component cannot be started."""
         component = launch.component
         try:
             self.directory.create(data=component.data, scratch=component.scratch)
@@ -98,7 +99,7 @@ class Supervision:
                     self._launch = present
                     self._wake.set()
                 return
-            # What fails here leaves the old process as it is, with its old files.
+            # A failure up to `stage` leaves the old process running, with its old files.
             past = self._rollback.prepare(launch, read_files=self.directory.read_files)
             staged = self.directory.stage(component.files)
             await self.stop()
@@ -112,7 +113,7 @@ class Supervision:
         self._supervise(process)
 
     async def stop(self) -> None:
-        """End the component and wait for its end. Also ends a wait for the next start."""
+        """End the component and wait for its end. Also ends a delay before the next start."""
         if self._task is not None:
             self._stopping = True
             self._wake.set()
@@ -123,11 +124,11 @@ class Supervision:
         self._forget()
 
     def kill(self) -> bool:
-        """Kill the process, which is started again as after any other end. Returns False if none runs."""
+        """Kill the process, which is then restarted as after any other end. Returns False if no process runs."""
         return self._process is not None and self._process.kill()
 
     async def release(self) -> None:
-        """Leave the process to the next supervisor. A stop that is under way is waited for."""
+        """Leave the process to the next supervisor. If a stop is in progress, waits for its end."""
         if self._task is None:
             return
         if not self._stopping:
@@ -136,7 +137,10 @@ class Supervision:
         self._task = None
 
     def _present_form(self, launch: Launch) -> Launch | None:
-        """Return what runs already of a description: itself, or the former one in its place; None if another runs."""
+        """Return the launch that already runs for a description: itself, or the former command in its place.
+
+        Else None.
+        """
         if self._keeps_up(launch):
             if self._rollback.forget_refusal():  # the change that failed was reverted
                 self._show(message="")
@@ -144,9 +148,10 @@ class Supervision:
         return None if self._stopping else self._rollback.in_place_of(launch)
 
     async def _form_that_runs_on(self, launch: Launch) -> Launch | None:
-        """Return what runs on in place of a description whose arguments the program refuses: nothing is interrupted.
+        """Return the launch that keeps running if the program refuses the arguments of a new description.
 
-        None if the program takes them, cannot be asked, or has no process that serves. Raises OSError.
+        The running process is not interrupted. None if the program accepts the arguments, cannot validate them, or has
+        no process that was ready. Raises OSError.
         """
         if self._process is None or self._stopping or launch.component.fallback is None:
             return None
@@ -163,7 +168,7 @@ class Supervision:
         if self._stopping or self._digest != launch.digest:
             return False
         inherited = self._process is not None and self._process.adopted
-        # A process of an earlier supervisor is not bound to this one's life.
+        # A process of an earlier supervisor is not bound to the life of this supervisor.
         return not (inherited and launch.component.lifetime is Lifetime.BOUND)
 
     def _spawn(self, launch: Launch) -> Process:
@@ -228,7 +233,7 @@ class Supervision:
         return self._launch.component.grace_seconds if self._launch else _UNDESCRIBED_GRACE_SECONDS
 
     async def _watch(self, process: Process) -> None:
-        """Probe and keep the log bounded until the process has ended or shall end."""
+        """Probe the process and limit its log, until the process has ended or is to be stopped."""
         liveness = Liveness(failures=self._pace.live_failures, start_seconds=self._pace.start_limit)
         self._hung = ""
         while not (process.ended or self._stopping):
@@ -260,13 +265,13 @@ class Supervision:
             self._judge(problem, lasting=failures >= probe.failure_threshold)
             if self.state.phase is Phase.READY and not failures:
                 wait = self._pace.ready_probe
-            else:  # slower the longer it takes, so that many that cannot start do not wear the machine out
+            else:  # probe less often the longer it takes, so that many failing components do not overload the machine
                 elapsed = asyncio.get_running_loop().time() - began
                 wait = min(max(probe.interval_seconds, elapsed / 20), self._pace.ready_probe)
             await asyncio.sleep(wait)
 
     async def _follow_liveness(self, process: Process, liveness: Liveness) -> None:
-        """Kill the process once it hangs. It is started again then, as after any other end."""
+        """Kill the process once it hangs. The process is then restarted as after any other end."""
         if self._launch is None:
             return
         component, probe = self._launch.component, self._launch.component.readiness
@@ -293,12 +298,12 @@ class Supervision:
             self._show(phase=Phase.UNREADY, message=problem)
 
     def _change_over(self, ended: Process) -> bool:
-        """After an end before it was ready, take the other of two descriptions, if there is one.
+        """After an end before readiness, switch to the alternative description, if there is an alternative.
 
-        Returns True if the next start shall not wait.
+        Returns True if the next start happens without delay.
         """
         launch = self._launch
-        # A signal is no fault of the description: the kernel kills if memory is short, and administrators do.
+        # A signal is no fault of the description: the kernel kills if memory is short, and administrators kill.
         failed = bool(self._hung) or (ended.exit_code is not None and ended.exit_code >= 0)
         if not failed or launch is None or launch.component.restart is RestartPolicy.NEVER:
             return False
@@ -315,7 +320,7 @@ class Supervision:
         return self._rollback.refused is not None and not self._backoff.failures
 
     async def _restart(self, ended: Process, *, at_once: bool) -> Process | None:
-        """Wait unless `at_once`, and start again; None if that is not to be, or no longer."""
+        """Wait unless `at_once`, and start the component again; None if it must not be started, or is stopped."""
         reason, ran_seconds = self._tell_end(ended), ended.age_seconds
         while True:
             if self._launch is None or self._launch.component.restart is RestartPolicy.NEVER:
@@ -346,7 +351,7 @@ class Supervision:
         await self._wait_to_restart(wait)
 
     async def _wait_to_restart(self, seconds: float) -> None:
-        """Wait for so long, and then for `before_restart`. A stop ends it."""
+        """Wait for the delay, and then for `before_restart`. A stop ends the wait."""
 
         async def wait() -> None:
             await asyncio.sleep(seconds)
@@ -372,7 +377,7 @@ class Supervision:
             how = f"ended with exit code {code}"
         tail, fatal = self._log.tail(), self._log.fatal_line()
         parts = [f"{how} after {process.age_seconds:.1f} s"]
-        # What follows a fatal line, such as a backtrace, is longer than the tail.
+        # Lines after a fatal line, such as a backtrace, can be longer than the tail.
         if fatal and fatal != tail.strip():
             parts.append(f"its last fatal line is: {fatal}")
         if tail:
@@ -388,10 +393,10 @@ class Supervision:
 
 
 def _bound_files(process: Process, count: int | None) -> None:
-    """Limit what a process that has just been started may open. One that may open less already stays as it is."""
+    """Limit the open files of a process that was just started. A lower existing limit stays."""
     if count is None:
         return
-    with contextlib.suppress(OSError):  # it has ended already, and that is told by its exit code
+    with contextlib.suppress(OSError):  # the process has ended already, which its exit code reports
         _, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
         least = count if hard == resource.RLIM_INFINITY else min(count, hard)
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (least, least))

@@ -1,4 +1,4 @@
-"""Ends components in time, also where their supervisor cannot: it is stopped, it hangs, or it is starved."""
+"""Ends components in time even if their supervisor cannot, because it is stopped, hangs or gets no CPU time."""
 
 from __future__ import annotations
 
@@ -23,40 +23,46 @@ logger = logging.getLogger(__name__)
 
 _TELL_SECONDS: Final = 1.0
 _SILENT_SECONDS: Final = 5.0
-"""One that does not answer for so long is replaced. It starts within some 30 ms on a machine that has time for it."""
+"""Time after which a silent reaper is replaced.
+
+A reaper starts within some 30 ms on a machine that is not overloaded.
+"""
 _TRIES: Final = 3
 _PATIENCE_SECONDS: Final = 5.0
-"""A machine that has no number, no descriptor or no memory for one more process may have them again in a moment."""
+"""Minimum time before giving up: a machine short of process numbers, descriptors or memory may recover in a moment."""
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 
 
 class Watchdog:
-    """Keeps a small process (`reaper`) that knows until when each component may run, and kills it when that is over.
+    """Keeps a small process, the `reaper`, which knows the deadline of each component and kills late components.
 
-    It belongs to the runtime over `directory`. `until` tells for how many more seconds each component may run; it is
-    asked every second, and what is not in it is not bounded. When this process dies all of them are killed, as those of
-    `Lifetime.BOUND` are by the kernel. A reaper that dies is replaced at once.
+    The watchdog belongs to the runtime over `directory`. Each second it calls `until`, which returns the seconds for
+    which each component may still run. Components that `until` omits have no deadline. When this process dies, the
+    reaper kills all components of `directory`. A reaper that dies is replaced at once.
     """
 
     def __init__(self, directory: Path, *, until: Callable[[], Mapping[str, float]]) -> None:
         self._command = (sys.executable, "-I", "-S", reaper.__file__, MARKER_VARIABLE, str(directory.resolve()))
         self._until = until
         self._number = 0
-        """Of what was told last."""
+        """Number of the last message to a reaper."""
         self._known = 0
-        """Of what was answered last, by a reaper that may be gone since."""
+        """Number of the last message that a reaper acknowledged; the reaper may have ended since."""
         self._bell = asyncio.Event()
         self._answered = asyncio.Event()
         self._pid: int | None = None
 
     @property
     def pid(self) -> int | None:
-        """Number of the reaper; None while there is none."""
+        """Process id of the reaper; None if no reaper runs."""
         return self._pid
 
     async def confirm(self) -> None:
-        """Return when a reaper knows what `until` says by now. Raises RuntimeFailure if there is none that does."""
+        """Wait until a reaper has acknowledged the present result of `until`.
+
+        Raises RuntimeFailure if none does in 15 s.
+        """
         number = self._number + 1
         self._bell.set()
         try:
@@ -68,9 +74,10 @@ class Watchdog:
 
     @contextlib.asynccontextmanager
     async def running(self, *, on_failure: Callable[[], None]) -> AsyncIterator[None]:
-        """Watch while within. Where no reaper can be kept, `on_failure` is called, and RuntimeFailure raised at exit.
+        """Run the watchdog inside of the context.
 
-        The caller ends all components before it leaves.
+        `on_failure` is called as soon as the watchdog has given up, and RuntimeFailure is raised at exit. `on_failure`
+        is also called at a normal exit. The caller ends all components before it leaves the context.
         """
         task = asyncio.create_task(self._keep(), name="watchdog")
         task.add_done_callback(lambda _: on_failure())
@@ -87,10 +94,10 @@ class Watchdog:
         failures, problem = 0, ""
         give_up_at = time.monotonic() + _PATIENCE_SECONDS
         while failures < _TRIES or time.monotonic() < give_up_at:
-            known = self._known
+            acknowledged = self._known
             problem = await self._try()
             logger.error("the process that ends components in time is replaced: %s", problem)
-            if self._known > known:
+            if self._known > acknowledged:
                 failures, give_up_at = 0, time.monotonic() + _PATIENCE_SECONDS
             else:
                 await asyncio.sleep(min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**failures))
@@ -98,7 +105,7 @@ class Watchdog:
         raise RuntimeFailure(f"No process can be had that would end components in time: {problem}.")
 
     async def _try(self) -> str:
-        """Start a reaper and keep telling it; returns what is wrong with it."""
+        """Start a reaper and keep sending it the deadlines; returns the reason for which it has to be replaced."""
         try:
             process = await asyncio.create_subprocess_exec(
                 *self._command, stdin=PIPE, stdout=PIPE, start_new_session=True, env={}
@@ -127,10 +134,11 @@ class Watchdog:
         return f"process {process.pid} ended"
 
     async def _send(self, process: Process) -> None:
-        """Send the present state, and wait for the answer. Raises OSError if the process is gone."""
+        """Send the present deadlines, and wait for the acknowledgement. Raises OSError if the reaper is gone."""
         stdin, stdout = process.stdin, process.stdout
         if stdin is None or stdout is None or stdin.is_closing():
-            # uvloop closes them before it tells that the process ended, and to write then is no OSError to it.
+            # uvloop closes the pipes before it reports the end of the process, and a write to them then raises no
+            # OSError.
             raise ConnectionResetError("it ended")
         self._bell.clear()
         number = self._number = self._number + 1
