@@ -1,1 +1,1 @@
-"""Finds the programs of Kubernetes, etcd, Helm and kind, and obtains the missing ones."""
+"""Finds the programs of Kubernetes, etcd, Helm, kind and kwok, and obtains missing programs."""

@@ -1,6 +1,6 @@
 """Keeps programs in the user's cache: one directory for each upstream, version and platform.
 
-A program appears there only when it is complete. One process at a time adds programs.
+A program appears there only when it is complete. A lock allows only a single process at a time to add programs.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def lacking(directory: Path, *, programs: Sequence[str]) -> tuple[str, ...]:
 
 
 def describe_lacking(directory: Path, *, programs: Sequence[str]) -> str:
-    """Name the lacking programs, with the reason if a file exists."""
+    """Return the names of the missing programs for people, with the reason if a file exists."""
     return ", ".join(f"{p} (not executable)" if (directory / p).exists() else p for p in programs)
 
 
 def publish(staged: Path, *, directory: Path) -> None:
-    """Move a finished program into the directory. It is on disk before it has its name."""
+    """Move a finished program into the directory. The content is flushed to disk before the file gets its name."""
     directory.mkdir(parents=True, exist_ok=True)
     staged.chmod(0o755)
     _flush(staged)
@@ -56,12 +56,12 @@ def publish(staged: Path, *, directory: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Manages the cache below one root directory."""
+    """The cache below a root directory."""
 
     root: Path
 
     def directory(self, upstream: Upstream, *, platform: Platform) -> Path:
-        """Return the directory for the pinned version. Raises BinariesError if go.mod pins none."""
+        """Return the directory for the pinned version. Raises BinariesError if go.mod pins no version."""
         return self.root / f"{upstream.name}-v{upstream.version}-{platform.os}-{platform.arch}"
 
     @contextmanager
@@ -69,8 +69,8 @@ class Cache:
         """Lock the entry `name` for this process, and yield an empty directory on the same file system.
 
         Waits for a process that holds the lock, and names it to `report`. The kernel releases the lock of a process
-        that dies, and the files that it left are removed here. Raises BinariesError if the cache cannot be written,
-        or if the other process takes hours.
+        that dies, and `exclusive` removes the files that the process left. Raises BinariesError if the cache cannot be
+        written, or if the other process holds the lock for more than two hours.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)

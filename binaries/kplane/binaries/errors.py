@@ -10,4 +10,4 @@ class BinariesError(Exception):
 
 
 class WayError(BinariesError):
-    """One way of obtaining programs failed. The next way can still work."""
+    """A way of obtaining programs failed. The next way can still work."""

@@ -32,12 +32,12 @@ def build(
     environment: Mapping[str, str],
     report: Report,
 ) -> Iterator[Path]:
-    """Build programs of the pinned version in `staging`, and yield each when it is built, after minutes.
+    """Build programs of the pinned version in `staging`, and yield each program when its build of some minutes is done.
 
-    Raises WayError if there is no Go, or if a build fails.
+    Raises WayError if Go is missing, or if a build fails.
     """
     go = find_go(upstream.go_version, cache=cache, environment=environment, report=report)
-    # In the staging directory, so that the next build removes the files of a killed one.
+    # Temporary files are in the staging directory, so that the next build removes the files of a killed build.
     temporary = staging / "tmp"
     temporary.mkdir()
     target = {"GOOS": platform.os, "GOARCH": platform.arch, "GOTMPDIR": str(temporary)}
@@ -77,7 +77,7 @@ def _run(command: list[str], *, go: Go, directory: Path, output: Path, program: 
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent(),  # noqa: PLW1509 - one prctl by a library that is loaded before the fork
+                preexec_fn=_die_with_parent(),  # noqa: PLW1509 - only prctl, from a library that is loaded before the fork
             )
         except OSError as error:
             raise WayError(f"failed to run {go.command}: {error.strerror}") from error
@@ -100,7 +100,10 @@ def _run(command: list[str], *, go: Go, directory: Path, output: Path, program: 
 
 
 def _die_with_parent() -> Callable[[], None]:
-    """Make a function for the child that ends it with this process. An orphan would compete with the next build."""
+    """Return a function for the child, after which the kernel kills the child when this process ends.
+
+    An orphaned build would compete with the next build.
+    """
     libc = ctypes.CDLL(None)
     parent = os.getpid()
 

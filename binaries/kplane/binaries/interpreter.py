@@ -1,7 +1,7 @@
 """Command lines that run a module with this interpreter.
 
-Python puts the working directory first on its path for `-m`. A file `string.py` in the folder of a user would run in
-place of the module of that name. So every process of kplane starts by a command line of this module.
+Python puts the working directory first on its path for `-m`. A file `string.py` in the folder of a user would then
+replace the standard module `string`. So every process of kplane starts with a command line of this module.
 """
 
 from __future__ import annotations
@@ -20,5 +20,5 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 
 def inheriting_command(module: str, *arguments: str) -> list[str]:
-    """Return the command line that runs a module without the working directory, on the PYTHONPATH that it is given."""
+    """Return the command line that runs a module without the working directory, on the inherited PYTHONPATH."""
     return [sys.executable, "-P", "-m", module, *arguments]

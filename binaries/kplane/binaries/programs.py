@@ -1,7 +1,7 @@
-"""Finds the programs that kplane uses, and obtains the missing ones.
+"""Finds the programs that kplane uses, and obtains missing programs.
 
-For each upstream it tries KPLANE_BINARIES_DIR, the cache, the official release and a build from source, in order.
-`python -m kplane.binaries [PROGRAM...]` prints the directories of the programs.
+For each upstream, `resolve` tries KPLANE_BINARIES_DIR, the cache, the official release and a build from source, in this
+order. `python -m kplane.binaries [PROGRAM...]` prints the directories of the programs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["RUNTIME_PROGRAMS", "Binaries", "BinariesError", "resolve"]
 EXPLICIT_DIRECTORY = "KPLANE_BINARIES_DIR"
 
 RUNTIME_PROGRAMS = tuple(program for upstream in RUNTIME for program in upstream.programs)
-"""Programs that kplane needs to run: those of Kubernetes and etcd."""
+"""Programs that kplane needs to run: the programs of Kubernetes and etcd."""
 
 _Way = Callable[..., Iterator[Path]]
 
@@ -55,12 +55,15 @@ class Binaries:
 
     @property
     def directories(self) -> tuple[Path, ...]:
-        """Directories of the programs, each once."""
+        """Directories of the programs, without duplicates."""
         return tuple(dict.fromkeys(path.parent for path in self.paths.values()))
 
     @property
     def kubernetes(self) -> Path:
-        """Directory of kube-apiserver and its like. Raises BinariesError if they were not requested."""
+        """Directory of kube-apiserver and the other Kubernetes programs.
+
+        Raises BinariesError if it was not requested.
+        """
         return self.path("kube-apiserver").parent
 
     @property
@@ -69,7 +72,7 @@ class Binaries:
         return self.path("etcd").parent
 
     def path(self, program: str) -> Path:
-        """Return the file of a program. Raises BinariesError if it is unknown or was not requested."""
+        """Return the file of a program. Raises BinariesError if the program is unknown or was not requested."""
         if program not in self.paths:
             _require_known([program])
             requested = ", ".join(self.paths) or "nothing"
@@ -81,7 +84,7 @@ class Binaries:
     def copy(self, into: Path) -> None:
         """Copy each program into a directory, and create the directory if it does not exist. Raises OSError."""
         into.mkdir(parents=True, exist_ok=True)
-        # Copies, not hard links: a change to them must not change the cache.
+        # Copies, not hard links: a change of a copy must not change the cache.
         with tempfile.TemporaryDirectory(prefix=".staging-", dir=into) as staging:
             for program, path in self.paths.items():
                 publish(Path(shutil.copyfile(path, Path(staging) / program)), directory=into)
@@ -95,10 +98,11 @@ def resolve(
     environment: Mapping[str, str] | None = None,
     sites: ReleaseSites = OFFICIAL,
 ) -> Binaries:
-    """Find `programs`, and obtain the missing ones, which takes minutes.
+    """Find `programs`, and obtain missing programs, which takes minutes.
 
-    `platform` is their target, by default this machine. `report` receives lines of progress. `environment` replaces
-    os.environ. Raises BinariesError, which names the missing programs and why each way to obtain them failed.
+    `platform` is the platform of the programs, by default this machine. `report` receives lines of progress.
+    `environment` replaces os.environ. Raises BinariesError, which names the missing programs and why each way to obtain
+    them failed.
     """
     _require_known(programs)
     environment = os.environ if environment is None else environment
@@ -107,20 +111,20 @@ def resolve(
     cache = Cache(cache_root(environment))
     paths: dict[str, Path] = {}
     for upstream in UPSTREAMS:
-        wanted = tuple(program for program in upstream.programs if program in programs)
-        if explicit is not None and not lacking(explicit, programs=wanted):
-            paths |= _paths(explicit, wanted)
-        elif wanted:
+        requested = tuple(program for program in upstream.programs if program in programs)
+        if explicit is not None and not lacking(explicit, programs=requested):
+            paths |= _paths(explicit, requested)
+        elif requested:
             directory = _obtain(
                 upstream,
-                programs=wanted,
+                programs=requested,
                 platform=platform,
                 cache=cache,
                 environment=environment,
                 sites=sites,
                 report=report,
             )
-            paths |= _paths(directory, wanted)
+            paths |= _paths(directory, requested)
     return Binaries(paths)
 
 
@@ -129,14 +133,20 @@ def _paths(directory: Path, programs: Sequence[str]) -> dict[str, Path]:
 
 
 def _require_known(programs: Iterable[str]) -> None:
-    known = [program for upstream in UPSTREAMS for program in upstream.programs]
+    programs_of_upstreams = [program for upstream in UPSTREAMS for program in upstream.programs]
     for program in programs:
-        if program not in known:
-            raise BinariesError(f"failed to find {program}: unknown program; choose from {', '.join(known)}")
+        if program not in programs_of_upstreams:
+            raise BinariesError(
+                f"failed to find {program}: unknown program; choose from {', '.join(programs_of_upstreams)}"
+            )
 
 
 def _explicit_directory(programs: Sequence[str], *, platform: Platform, environment: Mapping[str, str]) -> Path | None:
-    """Return the directory that the user names, if it is for this platform. Only programs of the runtime must exist."""
+    """Return the directory in KPLANE_BINARIES_DIR, if it is for this platform.
+
+    Raises BinariesError if the directory lacks a requested program of Kubernetes or etcd. Other programs may be
+    missing.
+    """
     explicit = environment.get(EXPLICIT_DIRECTORY)
     if not explicit or platform != this_platform():
         return None
@@ -207,7 +217,7 @@ def _why_not_explicit(platform: Platform, *, programs: Sequence[str], environmen
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Print the directories of the programs, one a line. Progress and errors go to standard error."""
+    """Print the directories of the programs, a directory per line. Progress and errors go to standard error."""
     parser = argparse.ArgumentParser(
         prog="python -m kplane.binaries",
         description="Finds programs, obtains the missing ones, and prints their directories.",

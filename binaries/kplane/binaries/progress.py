@@ -12,7 +12,7 @@ Report = Callable[[str], None]
 
 
 def print_line(line: str) -> None:
-    """Print one line of progress on standard error, at once."""
+    """Print a line of progress on standard error, without buffering."""
     print(line, file=sys.stderr, flush=True)
 
 

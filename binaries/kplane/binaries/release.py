@@ -1,7 +1,7 @@
 """Downloads programs of the official releases, and verifies the checksums that are recorded in this repository.
 
-A site that is taken over could publish both a program and its checksum. So a download needs a recorded checksum, and
-a program without one is built from source.
+A compromised site could publish both a program and its checksum. So a download needs a recorded checksum, and a program
+without a recorded checksum is built from source.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CHECKSUMS_BYTES_AT_MOST = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSites:
-    """Names the site of the downloads, and the time that a connection may take."""
+    """Site of the downloads, and timeout of a connection to it."""
 
     mirror: str | None = None
     """Replaces the site of each project."""
@@ -57,10 +57,10 @@ def download(
     sites: ReleaseSites,
     report: Report,
 ) -> Iterator[Path]:
-    """Download programs of the pinned version into `staging`, and yield each when its checksum is verified.
+    """Download programs of the pinned version into `staging`, and yield each program once its checksum is verified.
 
-    Raises WayError if no checksum is recorded for the version, if the site does not answer within
-    `sites.connect_seconds` or lacks the release, if the download breaks off, or if the checksum differs.
+    Raises WayError if no checksum is recorded for the version, or if the checksum differs. Also raises WayError if the
+    site does not answer within `sites.connect_seconds` or lacks the release, or if the download breaks off.
     """
     release = upstream.release
     site = sites.mirror or release.site
@@ -85,7 +85,10 @@ def download(
 
 
 def recorded(upstream: Upstream) -> dict[str, str]:
-    """Read the recorded checksums: SHA-256 by path at the release site; none if there is no file."""
+    """Read the recorded checksums: SHA-256 by path at the release site; empty if the file does not exist.
+
+    Raises WayError if the file cannot be read.
+    """
     try:
         lines = upstream.recorded.read_text().splitlines()
     except FileNotFoundError:
@@ -95,17 +98,17 @@ def recorded(upstream: Upstream) -> dict[str, str]:
     checksums = {}
     for line in lines:
         if line and not line.startswith("#"):
-            found = re.fullmatch(r"([0-9a-f]{64})  (\S+)", line)
-            if found is None:
+            match = re.fullmatch(r"([0-9a-f]{64})  (\S+)", line)
+            if match is None:
                 raise WayError(f"failed to read {upstream.recorded}: {line!r} is not a SHA-256 and a path")
-            checksums[found[2]] = found[1]
+            checksums[match[2]] = match[1]
     return checksums
 
 
 def published(upstream: Upstream, *, platforms: Sequence[Platform], sites: ReleaseSites = OFFICIAL) -> dict[str, str]:
     """Download the checksums that the project publishes for the pinned version: SHA-256 by path at the site.
 
-    Raises WayError if the project publishes none, or if the site does not answer or lacks one of them.
+    Raises WayError if the project publishes no checksums, or if the site does not answer or lacks a checksum.
     """
     release = upstream.release
     if release.checksums is None:
@@ -187,7 +190,7 @@ def _read(url: str) -> str:
 
 
 def _find_checksum(text: str, *, name: str) -> str:
-    """Find the checksum of `name` in lines "<checksum>  <name>", or in one bare checksum."""
+    """Find the checksum of `name` in lines "<checksum>  <name>", or in a single bare checksum. Raises WayError."""
     for line in text.splitlines():
         fields = line.split()
         if (

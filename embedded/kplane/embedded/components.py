@@ -51,17 +51,20 @@ OPERATOR_PORTS: Final = (_HTTP,)
 GATEWAY_PORTS: Final = (_HTTP, _HTTPS)
 
 ENVOY_INOTIFY_INSTANCES: Final = 5
-"""Envoy ends by SIGABRT if it does not get them. All other programs run on, and do not read their files again."""
+"""Envoy ends by SIGABRT without them. All other programs continue, and do not read their files again."""
 _API_SERVER_INOTIFY_INSTANCES: Final = 7
-"""For certificates and key of its own (2), `authentication.yaml`, and two each for `client-ca.crt` and
-`front-proxy-ca.crt`. All these flags are needed.
+"""Instances of an API server: 2 for its own certificate and key, 1 for `authentication.yaml`.
+
+`client-ca.crt` and `front-proxy-ca.crt` need 2 each. All flags for these files are necessary.
 """
 AWAKE_INOTIFY_INSTANCES: Final = _API_SERVER_INOTIFY_INSTANCES + 6
-"""Of an awake control plane. kube-controller-manager takes one for its certificate, and one for the CAs of its callers.
-Each of the four signers of certificates takes one; only profile Core is without them.
+"""Instances of an awake control plane.
+
+kube-controller-manager needs 1 for its certificate, 1 for the CAs of its callers, and 1 for each of the four signers of
+certificates. Only profile Core has no signers.
 """
 START_INOTIFY_INSTANCES: Final = _API_SERVER_INOTIFY_INSTANCES + 1 + ENVOY_INOTIFY_INSTANCES
-"""Of a management cluster without control planes."""
+"""Instances of a management cluster without control planes."""
 
 _CONTROLLERS: Final = (
     "namespace-controller",
@@ -75,9 +78,10 @@ _CONTROLLERS: Final = (
 
 
 MANAGEMENT: Final = {"GOGC": "200"}
-"""Environment of a management API server. There is one for all control planes, so it saves processor time instead of
-memory. Those of tenants have GOGC=50, and a status would take it a third more. See
-docs/reference/benchmarks/management-api.md.
+"""Environment of the management API server.
+
+It serves all control planes, so this setting saves processor time instead of memory. API servers of control planes
+have GOGC=50, which would add a third to the time of a status update. See docs/reference/benchmarks/management-api.md.
 """
 
 

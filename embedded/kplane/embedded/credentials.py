@@ -1,4 +1,4 @@
-"""Keeps the secrets of a management cluster in one directory."""
+"""Keeps the secrets of a management cluster in a directory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ETCD_USER: Final = "kube-apiserver"
 
 
 def write_private(file: Path, *, content: bytes) -> None:
-    """Write a file that only this user may read, in one step."""
+    """Write a file that only this user may read, atomically."""
     partial = file.with_name(f".{file.name}.partial")
     partial.unlink(missing_ok=True)
     with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as out:
@@ -81,7 +81,7 @@ class Credentials:
         return issue_serving(self.tenants_etcd_authority, common_name="etcd", hosts=(self._host,), client=True)
 
     def gateway(self) -> Path:
-        """Issue the gateway's serving certificate; returns the directory of it and its CA, in cert-manager's layout."""
+        """Issue the gateway's serving certificate. Returns its directory with the CA, in cert-manager's layout."""
         directory = self.directory / "gateway"
         directory.mkdir(mode=0o700, exist_ok=True)
         authority = _keep_authority(directory, common_name="kplane-gateway")

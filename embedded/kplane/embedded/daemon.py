@@ -32,7 +32,7 @@ _TEST_READY_SECONDS = 240.0
 
 
 def tail(log: Path, *, lines: int = 25) -> str:
-    """Return the last lines of a log file; empty if there is none."""
+    """Return the last lines of a log file, of its last 64 KiB; empty if the file does not exist."""
     try:
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -59,14 +59,14 @@ class Daemon:
     ) -> None:
         """Start the daemon in a directory, and create the directory if it does not exist.
 
-        `operators`, `manifests`, `fsync` and `kwok` are those of `kplane.embedded.cluster.ManagementCluster`.
-        `gateway` starts a gateway with the Envoy that `kplane.binaries` finds.
-        A `bound` daemon ends when this process ends or is killed. Any other runs until `end`.
-        Raises `EmbeddedError` and `OSError` if the start fails, `DaemonFailed` if Envoy could not start.
+        `operators`, `manifests`, `fsync` and `kwok` are the arguments of `kplane.embedded.cluster.ManagementCluster`.
+        `gateway` starts a gateway with the Envoy that `kplane.binaries` finds. A `bound` daemon ends when this process
+        ends or is killed; an unbound daemon runs until `end`. Raises `EmbeddedError` and `OSError` if the start fails,
+        `DaemonFailed` if too few inotify instances are free for Envoy.
         """
         self.directory = directory
         self.log = directory / LOG_FILE
-        # Processes that a killed daemon left have their instances already.
+        # Processes that a killed daemon left already have their instances.
         needed = START_INOTIFY_INSTANCES if gateway and not find_processes(directory) else 0
         if shortage := inotify_shortage(needed):
             raise DaemonFailed(f"failed to start the management cluster in {directory}: {shortage}")
@@ -96,7 +96,10 @@ class Daemon:
         return self._process.pid
 
     def wait_ready(self, *, timeout_seconds: float, pause: Callable[[float], None] = time.sleep) -> Handle:
-        """Wait until the cluster is ready. Raises `DaemonFailed` with the tail of the log if it is not in time."""
+        """Wait until the cluster is ready.
+
+        Raises `DaemonFailed` with the tail of the log if it ends or the time is up.
+        """
         deadline = time.monotonic() + timeout_seconds
         while not (self.directory / READY_FILE).exists():
             if (status := self._process.poll()) is not None:

@@ -31,7 +31,7 @@ class DaemonFailed(EmbeddedError):
 
 
 class FakeNodesInvalid(EmbeddedError):
-    """A control plane asks for fake nodes in a way that cannot be understood, or must not have any."""
+    """A control plane has an invalid annotation for fake nodes, or must not have fake nodes."""
 
 
 class LeftRunning(EmbeddedError):
@@ -44,7 +44,7 @@ class KubectlFailed(EmbeddedError):
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     """List the errors in a group and in its nested groups."""
-    found: list[BaseException] = []
+    errors: list[BaseException] = []
     for error in group.exceptions:
-        found += leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found
+        errors += leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return errors

@@ -19,7 +19,7 @@ _TIMEOUT_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantsEtcd:
-    """How to reach the etcd from any process and any event loop. Methods raise `kplane.data.DataError`."""
+    """Access to the shared etcd from any process and event loop. Methods raise `kplane.data.DataError`."""
 
     endpoint: str
     credentials: Path
@@ -27,8 +27,8 @@ class TenantsEtcd:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
-        """Connect within."""
-        # Here, because a cluster without kplane's operators is used where gRPC may not be installed.
+        """Connect while the context lasts."""
+        # Imported here, because clusters without kplane's operators also run without an installed gRPC.
         from kplane.data import Client, Credentials
 
         credentials = Credentials.in_directory(self.credentials)
@@ -36,12 +36,12 @@ class TenantsEtcd:
             yield client
 
     async def count(self, prefix: str) -> int:
-        """Tell how many keys there are below a prefix."""
+        """Return the number of keys below a prefix."""
         async with self.client() as client:
             return await client.count(prefix)
 
     async def digests(self, prefix: str, *, of_interest: Callable[[str], bool]) -> Mapping[str, str]:
-        """Hash value and revision of each key below a prefix that is of interest."""
+        """Return a hash of value and revision, by key, of the keys below a prefix for which `of_interest` is true."""
         async with self.client() as client:
             items = [item async for page in client.pages(prefix) for item in page.items]
         return {

@@ -1,4 +1,4 @@
-"""Gives control planes the fake nodes that they ask for by an annotation."""
+"""Creates the fake nodes that control planes request by an annotation."""
 
 from __future__ import annotations
 
@@ -32,16 +32,19 @@ logger = logging.getLogger(__name__)
 _CONTROL_PLANES: Final = served(ControlPlane.resource)
 _AT_ONCE: Final = 8
 _WAITING: Final = 1000
-"""How many reconciles may wait at once. One of a control plane that does not answer waits until its call times out."""
+"""Maximum number of concurrent reconciles.
+
+A reconcile of a control plane that does not answer takes a place until its call times out.
+"""
 _GRACE_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 15.0
-"""How often nodes and credentials of a control plane are compared with what they should be."""
+"""Interval at which nodes and credentials of a control plane are reconciled."""
 _UNPUBLISHED_SECONDS: Final = 1.0
 _COUNT: Final = re.compile(r"[0-9]{1,4}")
 
 
 def wanted_nodes(control_plane: Mapping[str, Any]) -> int:
-    """Return how many fake nodes a control plane asks for. Raises `FakeNodesInvalid`."""
+    """Return the number of fake nodes that a control plane requests. Raises `FakeNodesInvalid`."""
     value = (control_plane["metadata"].get("annotations") or {}).get(FAKE_NODES_ANNOTATION, "0")
     if not _COUNT.fullmatch(value):
         raise FakeNodesInvalid(f"{FAKE_NODES_ANNOTATION} is {value!r}; use a number from 0 to 9999")
@@ -51,22 +54,22 @@ def wanted_nodes(control_plane: Mapping[str, Any]) -> int:
 
 
 class FakeNodes:
-    """Keeps a kwok and Node objects for each control plane with `FAKE_NODES_ANNOTATION`, as an async context manager.
+    """Runs kwok and keeps Node objects for each control plane with `FAKE_NODES_ANNOTATION`; an async context manager.
 
-    Each kwok is a process of its own, which ends with this one. On entry, the components of an earlier run begin again.
-    `config` is an administrator of the management cluster, and `directory` keeps credentials and logs.
-    Entering raises `workloads.RuntimeFailure` and `provider.ProviderError`.
+    Each kwok is a separate process, which ends with this process. On entry, the components of an earlier run start
+    again. `config` is an administrator of the management cluster, and `directory` keeps credentials and logs. Entering
+    raises `workloads.RuntimeFailure` and `provider.ProviderError`.
     """
 
     def __init__(self, config: ClusterConfig, *, directory: Path, program: Path) -> None:
         self._program = program.absolute()
         self._runtime = ProcessRuntime(directory, programs=())
         self._manager = Manager(config, workers=_AT_ONCE, name="kplane-fake-nodes")
-        # All requests are of the one local cluster, and per cluster those count that wait.
+        # All requests belong to the same local cluster, so `per_cluster` limits the reconciles that run at once.
         options = controller(self._manager).named("fake-nodes").for_(_CONTROL_PLANES)
         options.with_options(per_cluster=_WAITING, grace_seconds=_GRACE_SECONDS).build(self._reconcile)
         self._refused: dict[str, str] = {}
-        """What is wrong with annotations, by control plane, so that it is said once."""
+        """Last error in the annotation of each control plane, by name, so that an error is reported once."""
         self._exit = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -83,24 +86,24 @@ class FakeNodes:
         await self._exit.__aexit__(kind, error, trace)
 
     async def _forget_deleted(self) -> None:
-        """Remove what belongs to control planes that were deleted while nothing followed them."""
+        """Remove the components of control planes that were deleted while no FakeNodes ran."""
         listed = await self._manager.local.client.list(_CONTROL_PLANES, metadata_only=True)
-        present = {_component(each["metadata"]["name"]) for each in listed.items}
+        present = {_component(item["metadata"]["name"]) for item in listed.items}
         for name in set(self._runtime.names()) - present:
             await self._runtime.delete(name)
 
     async def _reconcile(self, request: Request) -> Result | None:
         component = _component(request.name)
         try:
-            found = await self._manager.local.cache.get(_CONTROL_PLANES, request.name)
-            deleted = "deletionTimestamp" in found["metadata"]
+            control_plane = await self._manager.local.cache.get(_CONTROL_PLANES, request.name)
+            deleted = "deletionTimestamp" in control_plane["metadata"]
         except NotFound:
-            found, deleted = {}, True
+            control_plane, deleted = {}, True
         if deleted:
             self._refused.pop(request.name, None)
             await self._runtime.delete(component)
             return None
-        count = self._wanted(found)
+        count = self._wanted(control_plane)
         if not count and component not in self._runtime.names():
             return None
         config = await self._published(request.name)
@@ -119,7 +122,10 @@ class FakeNodes:
         return Result(requeue_after_seconds=_LOOK_SECONDS)
 
     def _wanted(self, control_plane: Mapping[str, Any]) -> int | None:
-        """Return how many nodes there are to be; None if that is invalid, so that nodes and kwok stay as they are."""
+        """Return the desired number of nodes.
+
+        None if the annotation is invalid, so that nodes and kwok stay as they are.
+        """
         name = control_plane["metadata"]["name"]
         try:
             count = wanted_nodes(control_plane)
@@ -135,9 +141,9 @@ class FakeNodes:
         return count
 
     async def _published(self, name: str) -> ClusterConfig | None:
-        """Return how users reach a control plane, None if that is not published yet.
+        """Return the configuration by which users connect to a control plane; None if it is not published yet.
 
-        Through a gateway, requests wake the control plane, wait during a move, and keep it awake.
+        With a gateway, requests wake the control plane, wait during a move, and keep it awake.
         """
         client, namespace = self._manager.local.client, management_namespace(name)
         try:
@@ -149,5 +155,5 @@ class FakeNodes:
 
 
 def _component(control_plane: str) -> str:
-    """Name of the kwok of a control plane: a DNS label that no other control plane has."""
+    """Return the component name of a control plane's kwok: a unique DNS label."""
     return management_namespace(control_plane)

@@ -21,7 +21,7 @@ READY_FILE = "ready.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handle:
-    """Holds the addresses of a management cluster and the paths of its credentials, never the credentials."""
+    """Addresses of a management cluster and paths of its credentials, without the credentials themselves."""
 
     directory: Path
     pid: int
@@ -37,28 +37,28 @@ class Handle:
     """Directories of the Kubernetes and etcd programs."""
     kubectl_program: Path
     tenants_etcd_endpoint: str | None
-    """Of the shared etcd of the virtual control planes; None where it was not started."""
+    """Endpoint of the shared etcd of the virtual control planes; None if it was not started."""
     tenants_etcd_credentials: Path
     """Directory with `ca.crt`, `ca.key`, `client.crt`, `client.key`, for --shared-etcd-credentials."""
     operator_directory: Path
-    """State of controlplane-operator. The tenants' processes carry its marker."""
+    """State of controlplane-operator. The processes of control planes carry its marker."""
     mcm_directory: Path
-    """State of mcm. The instances carry its marker."""
+    """State of mcm. The kube-controller-manager instances carry its marker."""
     operator_url: str | None
-    """Base URL of its /healthz, /readyz and /metrics; None if the operators were not started."""
+    """Base URL of the operator's /healthz, /readyz and /metrics; None if the operators were not started."""
     mcm_url: str | None
     seconds: Mapping[str, float]
     """Duration of each part of the start, and `total`."""
     gateway_url: str | None = None
-    """URL of the gateway, without a path; None if it was not started."""
+    """URL of the gateway, without a path; None if the gateway was not started."""
     gateway_ca: Path | None = None
-    """The CA of its serving certificate; None likewise."""
+    """CA of the gateway's serving certificate; None if the gateway was not started."""
     fake_nodes: bool = False
-    """Whether control planes get the nodes that `FAKE_NODES_ANNOTATION` asks for."""
+    """Whether control planes get the nodes that they request by `FAKE_NODES_ANNOTATION`."""
 
     @property
     def tenants_etcd(self) -> TenantsEtcd:
-        """The shared etcd, as its user `root`. Raises `EmbeddedError` where it was not started."""
+        """The shared etcd, as its user `root`. Raises `EmbeddedError` if the etcd was not started."""
         if self.tenants_etcd_endpoint is None:
             raise EmbeddedError(f"The management cluster over {self.directory} has no etcd for control planes.")
         return TenantsEtcd(endpoint=self.tenants_etcd_endpoint, credentials=self.tenants_etcd_credentials)
@@ -70,7 +70,7 @@ class Handle:
 
     @property
     def logs(self) -> tuple[Path, ...]:
-        """Log files of all processes, also of tenants and instances, that are not empty."""
+        """Log files that are not empty, of all processes, including processes of control planes and mcm."""
         return log_files(self.directory)
 
     def save(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs the real kubectl with one kubeconfig."""
+"""Runs the real kubectl with a given kubeconfig."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Kubectl"]
 
 @dataclass(frozen=True, slots=True)
 class Kubectl:
-    """Runs kubectl as one identity on one cluster. Each method raises `KubectlFailed` with kubectl's output."""
+    """kubectl with a fixed identity and cluster. Each method raises `KubectlFailed` with kubectl's output."""
 
     program: Path
     kubeconfig: Path
@@ -38,8 +38,8 @@ class Kubectl:
 
     async def get(self, *args: str) -> dict[str, Any]:
         """Run `kubectl get ARGS -o json`, and return the object or the list."""
-        found: dict[str, Any] = json.loads(await self.run("get", *args, "-o", "json"))
-        return found
+        result: dict[str, Any] = json.loads(await self.run("get", *args, "-o", "json"))
+        return result
 
     async def items(self, *args: str) -> list[dict[str, Any]]:
         """Run `kubectl get ARGS -o json`, and return the items of the list."""
@@ -47,7 +47,7 @@ class Kubectl:
         return items
 
     async def names(self, *args: str) -> list[str]:
-        """Return the sorted names of the objects that `kubectl get ARGS` finds."""
+        """Return the sorted names of the objects in the output of `kubectl get ARGS`."""
         return sorted(item["metadata"]["name"] for item in await self.items(*args))
 
     async def apply(self, manifest: str) -> str:

@@ -1,4 +1,4 @@
-"""Describes kwok, which plays nodes in a control plane, and keeps the Node objects that it plays."""
+"""Describes kwok, which plays nodes in a control plane, and maintains the Node objects of these nodes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ KWOK_PORTS: Final = (_HTTP,)
 _STAGES: Final = Path(__file__).parent / "data" / "fake-nodes.yaml"
 _LEASE_NAMESPACE: Final = "kube-node-lease"
 _LEASE_SECONDS: Final = 40
-"""As kubelets have it."""
+"""Duration of the Leases of nodes, as kubelets use."""
 _PLAYED: Final = ("kwok.x-k8s.io/node", "fake")
-"""The annotation of nodes that kwok plays. It leaves nodes without it alone, such as machines that joined."""
+"""Annotation of nodes that kwok plays. kwok ignores nodes without it, such as machines that joined."""
 
 
 def kwok_component(name: str, *, program: Path, address: Address, config: ClusterConfig) -> Component:
-    """Describe the kwok of one control plane. A renewed token restarts nothing.
+    """Describe the kwok of a control plane. A renewed token causes no restart.
 
     Raises `mcm.errors.ConfigurationError` if the configuration has no credentials.
     """
@@ -43,7 +43,7 @@ def kwok_component(name: str, *, program: Path, address: Address, config: Cluste
             f"--node-lease-duration-seconds={_LEASE_SECONDS}",
         ),
         files={**connection(Cluster(name, config=config)), _STAGES.name: File(_STAGES.read_bytes())},
-        # kwok reads ~/.kwok/kwok.yaml too, and a user may have one.
+        # kwok reads ~/.kwok/kwok.yaml too, which a user may have.
         env={**ENVIRONMENT, "HOME": FILES},
         ports=(Port(number=port, name=_HTTP),),
         readiness=Probe(port=_HTTP, path="/healthz"),
@@ -55,14 +55,14 @@ def kwok_component(name: str, *, program: Path, address: Address, config: Cluste
 
 
 async def have_nodes(tenant: Client, count: int) -> None:
-    """Have exactly so many fake nodes in a control plane. Nodes of others stay as they are."""
+    """Create missing fake nodes and delete surplus fake nodes, until `count` are left. Other nodes stay as they are."""
     listed = await tenant.list(NODES, label_selector=FAKE_NODE_LABEL, metadata_only=True)
-    present = {each["metadata"]["name"] for each in listed.items}
-    wanted = _names(count)
-    for name in wanted:
+    present = {item["metadata"]["name"] for item in listed.items}
+    desired = _names(count)
+    for name in desired:
         if name not in present:
             await tenant.apply(NODES, _node(name), force=True)
-    superfluous = sorted(present.difference(wanted))
+    superfluous = sorted(present.difference(desired))
     for name in superfluous:
         with contextlib.suppress(NotFound):
             await tenant.delete(NODES, name)
@@ -71,15 +71,18 @@ async def have_nodes(tenant: Client, count: int) -> None:
 
 
 async def release_leases(tenant: Client, count: int) -> None:
-    """Delete the Leases of fake nodes while no kwok runs. The next one waits for the end of Leases that it finds."""
+    """Delete the Leases of fake nodes. Call it only while no kwok runs.
+
+    Otherwise the next kwok would wait for the end of the existing Leases.
+    """
     listed = await tenant.list(LEASES, namespace=_LEASE_NAMESPACE, metadata_only=True)
-    for name in sorted({each["metadata"]["name"] for each in listed.items}.intersection(_names(count))):
+    for name in sorted({item["metadata"]["name"] for item in listed.items}.intersection(_names(count))):
         with contextlib.suppress(NotFound):
             await tenant.delete(LEASES, name, namespace=_LEASE_NAMESPACE)
 
 
 async def _remove_pods(tenant: Client, *, node: str) -> None:
-    """Delete the Pods of a node that is gone. kube-controller-manager does the same, a minute later."""
+    """Delete the pods of a deleted node. kube-controller-manager does the same, a minute later."""
     pods = await tenant.list(PODS, field_selector=f"spec.nodeName={node}", metadata_only=True)
     for pod in pods.items:
         path = PODS.path(pod["metadata"]["name"], namespace=pod["metadata"]["namespace"])

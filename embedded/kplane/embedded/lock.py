@@ -1,4 +1,4 @@
-"""Locks a directory for one management cluster. The kernel releases the lock when its holder ends."""
+"""Locks a directory for a management cluster. The kernel releases the lock when its holder ends."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def hold(directory: Path, *, file: str = _FILE) -> Iterator[None]:
 
 
 def holder(directory: Path, *, file: str = _FILE) -> int | None:
-    """Return the process that holds the directory; None if it is free, 0 if the holder has not written its id yet."""
+    """Return the id of the process that holds the lock of the directory.
+
+    None if the lock is free; 0 if the holder has not written its id yet.
+    """
     try:
         descriptor = os.open(directory / file, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

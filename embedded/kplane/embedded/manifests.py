@@ -45,8 +45,8 @@ def crd_manifests() -> list[dict[str, Any]]:
 def rbac_manifests(*, pods: bool = False) -> list[dict[str, Any]]:
     """Return the namespace, the identities of both operators with their rights, and the policy for control planes.
 
-    They are in the order of creation. With `pods`, the operator gets the rights to run components as pods, otherwise as
-    processes.
+    The manifests are in the order of creation. With `pods`, the operator gets the rights to run components as pods,
+    otherwise as processes.
     """
     runtime = "operator-pods.yaml" if pods else "operator-processes.yaml"
     names = ("namespace.yaml", "operator.yaml", runtime, "mcm.yaml", "admissionpolicy.yaml")
@@ -91,8 +91,8 @@ async def _install_rbac(client: Client) -> None:
 
 async def _wait_established(client: Client, name: str) -> None:
     while True:
-        found = await client.get(CUSTOM_RESOURCE_DEFINITIONS, name)
-        if _is_established(found):
+        crd = await client.get(CUSTOM_RESOURCE_DEFINITIONS, name)
+        if _is_established(crd):
             return
         await asyncio.sleep(_POLL_SECONDS)
 
@@ -100,4 +100,4 @@ async def _wait_established(client: Client, name: str) -> None:
 def _is_established(crd: Mapping[str, Any]) -> bool:
     # `conditions` is null until the API server has processed the CRD: the field has no omitempty (apiextensions/v1).
     conditions = crd.get("status", {}).get("conditions") or ()
-    return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
+    return any(condition["type"] == "Established" and condition["status"] == "True" for condition in conditions)

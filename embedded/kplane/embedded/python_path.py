@@ -1,4 +1,4 @@
-"""Sets PYTHONPATH for child processes, so that they import this `kplane`, installed or not."""
+"""Sets PYTHONPATH for child processes, so that they import this `kplane`, even if it is not installed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["python_path"]
 
 
 def python_path() -> str:
-    """Return a PYTHONPATH: the directories that hold a part of `kplane`, then those of the present value.
+    """Return a PYTHONPATH: the directories that hold a part of `kplane`, then the entries of the present value.
 
-    Python reads an empty entry as the working directory, so these are left out. A relative entry becomes absolute.
+    Empty entries are omitted, because Python reads them as the working directory. A relative entry becomes absolute.
     """
     directories = [str(Path(part).resolve().parent) for part in kplane.__path__]
     present = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))

@@ -1,4 +1,4 @@
-"""The storage of snapshots of a management cluster of processes: a folder of its directory, and a key beside it."""
+"""Storage for the snapshots of a management cluster of processes: a folder in its directory, and a key beside it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from kplane.embedded.errors import EmbeddedError
 __all__ = ["SNAPSHOTS", "SNAPSHOT_KEY", "snapshot_arguments"]
 
 SNAPSHOTS: Final = "snapshots"
-"""The folder with the files of snapshots."""
+"""Name of the folder with the files of snapshots."""
 SNAPSHOT_KEY: Final = "snapshots-key.txt"
-"""The private key that opens them, as age-keygen writes it. It stays with the directory, as the files do."""
+"""Name of the private key that decrypts the snapshots, in the format of age-keygen. It is kept in the directory."""
 
 
 def snapshot_arguments(directory: Path) -> Sequence[str]:
-    """Make the folder and the key, unless they are there, and return the flags of controlplane-operator.
+    """Create the folder and the key if they do not exist, and return the flags of controlplane-operator.
 
     Raises OSError, and EmbeddedError if the key is damaged.
     """

@@ -1,4 +1,4 @@
 """Gives tests a Kubernetes cluster, through a pytest plugin. docs/testing is the guide.
 
-pytest loads `kplane.testing.plugin` in each run, so this module imports nothing, and the plugin little.
+pytest loads `kplane.testing.plugin` in each run. So this module has no imports, and the plugin has few.
 """

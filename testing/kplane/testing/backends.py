@@ -29,9 +29,10 @@ _KUBECTL_SECONDS = 30.0
 def start(choice: Choice, *, shared: Path, operators: bool, environment: Mapping[str, str]) -> Iterator[Cluster]:
     """Yield the cluster of a choice other than `none`.
 
-    The backend `local` starts a cluster for this process, which ends with the context. `operators` adds kplane's.
-    The backends `kind` and `existing` give one cluster to all processes with the same directory `shared`; call `remove`
-    after the last. Raises `EmbeddedError` and `kplane.binaries.errors.BinariesError`.
+    The backend `local` starts a cluster for this process, which ends with the context. With `operators`, the cluster
+    runs kplane's operators. The backends `kind` and `existing` share a cluster among all processes with the same
+    directory `shared`; call `remove` after the last process. Raises `EmbeddedError` and
+    `kplane.binaries.errors.BinariesError`.
     """
     match choice.backend:
         case "local":
@@ -45,9 +46,9 @@ def start(choice: Choice, *, shared: Path, operators: bool, environment: Mapping
 
 
 def remove(choice: Choice, *, shared: Path, environment: Mapping[str, str]) -> None:
-    """Delete the kind cluster that was created for this directory, if there is one. Raises `KindFailed`.
+    """Delete the kind cluster that was created for this directory, if it exists. Raises `KindFailed`.
 
-    With KIND_KEEP a complete cluster stays.
+    With KIND_KEEP, a complete cluster stays.
     """
     kept = is_true("KIND_KEEP", environment=environment) and (shared / _KUBECONFIG).exists()
     if (shared / _CREATED).exists() and not kept:
@@ -73,7 +74,7 @@ def _local(choice: Choice, *, operators: bool) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def safe_path() -> Iterator[None]:
-    """Keep `python -m` from importing packages of pytest's working directory in place of kplane's."""
+    """Prevent `python -m` from importing packages of pytest's working directory instead of kplane's packages."""
     name = "PYTHONSAFEPATH"
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -111,9 +112,9 @@ def _kind_kubeconfig(kind: Kind, *, choice: Choice, shared: Path, environment: M
         # Another process of this run was interrupted during the creation, so the cluster is not usable.
         kind.delete(kubeconfig=shared / _KIND_KUBECONFIG)
         created.unlink()
-    # Ask again: a cluster that the user created meanwhile is used, and not deleted.
+    # Check again: a cluster that the user created meanwhile is used, and not deleted.
     if not choice.exists and not kind.exists():
-        # Before the creation, so that `remove` deletes the cluster if this process is interrupted.
+        # Mark before the creation, so that `remove` deletes the cluster if this process is interrupted.
         created.touch()
         try:
             kind.create(
@@ -130,7 +131,7 @@ def _kind_kubeconfig(kind: Kind, *, choice: Choice, shared: Path, environment: M
 
 
 def _existing_kubeconfig(kubectl: Path, *, context: str, environment: Mapping[str, str]) -> str:
-    # A copy with one context: a later change of the user's kubeconfig leads no test to another cluster.
+    # A copy with a single context: later changes of the user's kubeconfig cannot lead a test to another cluster.
     args = ("config", "view", "--raw", "--flatten", "--minify", f"--context={context}")
     return run(
         kubectl,
@@ -164,7 +165,7 @@ def _cluster(
 
 
 def current_context(kubectl: Path, *, kubeconfig: Path) -> str:
-    """Name the current context of a kubeconfig. Raises `KubectlFailed`."""
+    """Return the current context of a kubeconfig. Raises `KubectlFailed`."""
     args = ("config", "current-context", f"--kubeconfig={kubeconfig}")
     title = " ".join(("kubectl", *args))
     return run(kubectl, args, title=title, failure=KubectlFailed, timeout_seconds=_KUBECTL_SECONDS).output.strip()

@@ -31,10 +31,10 @@ _FALSE: Final = ("false", "0", "no", "")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Names a backend and the reason for it."""
+    """A backend and the reason for it."""
 
     backend: str
-    """One of `BACKENDS`, or "none"."""
+    """A name of `BACKENDS`, or "none"."""
     reason: str
     capabilities: frozenset[str] = frozenset()
     target: str = ""
@@ -44,7 +44,7 @@ class Choice:
 
     @property
     def summary(self) -> str:
-        """The backend and the reason, as one line."""
+        """The backend and the reason, in a single line."""
         return f"{self.backend} ({self.reason})"
 
     def dump(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Choice:
 
 
 class Probes(Protocol):
-    """Finds facts about the machine. Each method raises `Unavailable` with a reason if it finds nothing."""
+    """Probes of the machine. Each method raises `Unavailable` with a reason if the probe fails."""
 
     def current_context(self) -> str:
         """Return the name of the kubeconfig's current context."""
@@ -88,7 +88,7 @@ class Probes(Protocol):
 
 
 def choose(option: str, *, environment: Mapping[str, str], probes: Probes) -> Choice:
-    """Choose the backend. Returns `none` with a reason if the requested backend is not available.
+    """Choose the backend. Returns a choice of `none`, with a reason, if the requested backend is not available.
 
     Raises `Misconfigured` for a context that tests must not use, and for an invalid variable.
     """
@@ -109,7 +109,7 @@ def choose(option: str, *, environment: Mapping[str, str], probes: Probes) -> Ch
 
 
 def is_true(name: str, *, environment: Mapping[str, str]) -> bool:
-    """Read a boolean variable, by default false. Raises `Misconfigured` for any other value."""
+    """Read a boolean variable, by default false. Raises `Misconfigured` for an invalid value."""
     value = environment.get(name, "")
     if value.lower() in _TRUE:
         return True
@@ -161,7 +161,7 @@ def _kind(before: Sequence[str], *, environment: Mapping[str, str], probes: Prob
     name = environment.get("KIND_CLUSTER") or DEFAULT_KIND_CLUSTER
     is_true("KIND_KEEP", environment=environment)  # fail before the tests, not after them
     try:
-        found = probes.kind()
+        directory = probes.kind()
         exists = probes.has_kind_cluster(name)
     except Unavailable as error:
         raise Unavailable(_sentence(before, str(error))) from error
@@ -172,16 +172,16 @@ def _kind(before: Sequence[str], *, environment: Mapping[str, str], probes: Prob
         reason = f"cluster {name} will be created" + (f" from {image}" if image else "")
     else:
         raise Unavailable(_sentence(before, f"KIND_CLUSTER={name} does not exist and KIND_NODE_IMAGE is not set"))
-    reason = f"{_sentence(before, reason)}; kind found in {found}"
+    reason = f"{_sentence(before, reason)}; kind found in {directory}"
     return Choice(backend="kind", reason=reason, capabilities=_KIND, target=name, exists=exists)
 
 
 def _local(before: Sequence[str], *, probes: Probes, obtain: bool) -> Choice:
     try:
-        found = probes.programs(obtain=obtain)
+        directories = probes.programs(obtain=obtain)
     except Unavailable as error:
         raise Unavailable(_sentence(before, str(error))) from error
-    return Choice(backend="local", reason=_sentence(before, f"programs found in {found}"), capabilities=_LOCAL)
+    return Choice(backend="local", reason=_sentence(before, f"programs found in {directories}"), capabilities=_LOCAL)
 
 
 def _sentence(before: Sequence[str], last: str) -> str:

@@ -15,17 +15,17 @@ __all__ = ["Cluster"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Holds the credentials and the capabilities of a cluster for tests, and runs kubectl on it."""
+    """Credentials and capabilities of a cluster for tests, with kubectl."""
 
     name: str
     """Backend: kind, local or existing."""
     reason: str
-    """Why the run has this backend, as one line."""
+    """Reason for the choice of this backend, in a single line."""
     kubeconfig: Path
-    """Has one context, so it reaches no other cluster."""
+    """A kubeconfig with a single context, by which tests reach only this cluster."""
     context: str
     capabilities: frozenset[str]
-    """Words that the marker `k8s_needs` takes."""
+    """Capabilities, as in the marker `k8s_needs`."""
     kubectl_program: Path
     """Path of the program kubectl."""
     directory: Path | None = None
@@ -35,10 +35,10 @@ class Cluster:
     def kubectl(self, *args: str, stdin: str | None = None, check: bool = True, timeout_seconds: float = 60.0) -> str:
         """Run the real kubectl on this cluster and return its output.
 
-        Raises `KubectlFailed` with the error output if kubectl fails or times out. With `check=False` a failure raises
-        nothing, and the error output follows the output. A time-out still raises.
+        Raises `KubectlFailed` with the error output if kubectl fails or times out. With `check=False`, a failure raises
+        no error, and the error output follows the output. A time-out still raises.
         """
-        __tracebackhide__ = True  # pytest shows where a test called it
+        __tracebackhide__ = True  # pytest shows the line of the test instead
         cache = self.kubeconfig.parent / f".{self.kubeconfig.name}.cache"
         ended = run(
             self.kubectl_program,

@@ -14,7 +14,7 @@ __all__ = ["Ended", "run"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """Holds the status and the output of a program that has ended."""
+    """Status and output of a program that has ended."""
 
     status: int
     output: str
@@ -33,16 +33,16 @@ def run(
     check: bool = True,
     environment: Mapping[str, str] | None = None,
 ) -> Ended:
-    """Run a program. Errors call it `title`.
+    """Run a program. Error messages contain `title` in place of the command.
 
     Raises `failure` with the program's output if it cannot start or, with `check`, has a status other than 0. Raises
-    `timed_out`, by default `failure`, if it takes too long. `environment` replaces os.environ.
+    `timed_out`, by default `failure`, if it takes longer than `timeout_seconds`. `environment` replaces os.environ.
     """
-    __tracebackhide__ = True  # pytest shows where a test called it
+    __tracebackhide__ = True  # pytest shows the line of the test instead
     try:
         ended = subprocess.run(
             [str(program), *args],
-            # Never the terminal: a credential plugin would wait there for input.
+            # Standard input is never the terminal: a credential plugin would wait there for input.
             stdin=subprocess.DEVNULL if stdin is None else None,
             input=stdin,
             capture_output=True,

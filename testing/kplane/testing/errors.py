@@ -24,4 +24,4 @@ class KindFailed(BackendError):
 
 
 class KindTimedOut(KindFailed):
-    """kind took too long and was ended. Its work is done in part."""
+    """kind took too long and was ended. Its work may be incomplete."""

@@ -18,7 +18,7 @@ _NODES_READY = "180s"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """Manages one kind cluster, which need not exist.
+    """Manages a kind cluster, which need not exist.
 
     Each method raises `KindFailed` with kind's output, or its subclass `KindTimedOut`.
     """

@@ -1,4 +1,4 @@
-"""Collects logs, events and pods that are not ready for the report of a failed test."""
+"""Collects logs, events and pods that are not ready, for the report of a failed test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAME_AT_MOST: Final = 150
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
-    """Holds one text for the report of a failed test."""
+    """A text for the report of a failed test."""
 
     name: str
     """Path in the directory of the test."""
@@ -31,9 +31,9 @@ class Log:
 
 
 def collect(cluster: Cluster, *, namespaces: Sequence[str], whole: bool) -> Iterator[Log]:
-    """Read the logs, the most useful first. A log that cannot be read holds the error instead.
+    """Read the logs, the most useful logs first. A log that cannot be read contains the error instead.
 
-    `namespaces` are patterns: the pods there give all their logs. Without `whole`, read only the ends.
+    `namespaces` are patterns of the namespaces whose pods' logs are read. Without `whole`, read only the ends.
     """
     if cluster.directory is not None:
         yield from _of_files(cluster.directory, whole=whole)
@@ -62,9 +62,9 @@ def _of_files(directory: Path, *, whole: bool) -> Iterator[Log]:
 
     for file in log_files(directory):
         name = file.relative_to(directory)
-        named = str(name.parent) if name.name == "log" else str(name.with_suffix(""))
+        stem = str(name.parent) if name.name == "log" else str(name.with_suffix(""))
         text = file.read_text(errors="replace") if whole else tail(file, lines=_TAIL_LINES)
-        yield Log(name=f"{named}.log", text=text)
+        yield Log(name=f"{stem}.log", text=text)
 
 
 def _of_pods(cluster: Cluster, *, namespaces: Sequence[str], whole: bool) -> Iterator[Log]:

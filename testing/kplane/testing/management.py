@@ -1,7 +1,7 @@
-"""Fixtures of management clusters with real programs, one of each kind for each test process.
+"""Fixtures of management clusters with real programs. Each test process has a cluster of each kind.
 
-The clusters are separate processes, so tests in any event loop can use them through kubeconfigs.
-The fixtures import inside, because each run of pytest loads this module, also of unit tests.
+The clusters are separate processes, so tests in any event loop can use them through kubeconfigs. The imports are inside
+the fixtures, because each run of pytest loads this module, even a run of unit tests.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The pytest plugin: options, the marker `k8s_needs`, fixtures `k8s` and `clean_api_server`, logs of a failed test.
 
-pytest loads it if kplane is installed, also for tests without a cluster. It chooses a backend only if a collected test
-needs a cluster, or if an option asks for one. Slow imports are inside functions.
+pytest loads the plugin if kplane is installed, even for tests without a cluster. The plugin chooses a backend only if
+a collected test needs a cluster, or if an option requests a cluster. Slow imports are inside functions.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    known = ", ".join(CAPABILITIES)
-    config.addinivalue_line("markers", f"{_MARKER}(*capabilities): skip if the cluster lacks one of {known}")
+    capabilities = ", ".join(CAPABILITIES)
+    config.addinivalue_line("markers", f"{_MARKER}(*capabilities): skip if the cluster lacks one of {capabilities}")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Choose now if an option asks for a cluster, so that a failure comes before the collection."""
+    """Choose now if an option requests a cluster, so that a failure comes before the collection."""
     config = session.config
     asked = config.getoption("--k8s") is not None or config.getoption("--k8s-required")
     if not asked or _is_worker(config) or config.option.collectonly:
@@ -151,7 +151,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(scope="session")
 def k8s_operators() -> bool:
-    """Override with True to make the backend `local` install kplane's CRDs and run its operators."""
+    """Override with True to let the backend `local` install kplane's CRDs and run its operators."""
     return False
 
 
@@ -175,7 +175,7 @@ def k8s(pytestconfig: pytest.Config, k8s_operators: bool) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def clean_api_server_manifests() -> Sequence[Path]:
-    """Override with manifests, for example CRDs, that kubectl applies first and that each test finds."""
+    """Override with manifests, for example CRDs, that kubectl applies first and that exist in each test."""
     return ()
 
 
@@ -204,8 +204,8 @@ def _is_worker(config: pytest.Config) -> bool:
 def _run(config: pytest.Config) -> Run:
     run = config.stash.get(_RUN, None)
     if run is None:
-        told = getattr(config, "workerinput", {}).get("k8s")
-        run = config.stash[_RUN] = Run.begin() if told is None else Run.join(told)
+        directory = getattr(config, "workerinput", {}).get("k8s")
+        run = config.stash[_RUN] = Run.begin() if directory is None else Run.join(directory)
     return run
 
 
@@ -253,17 +253,17 @@ def _needs(item: pytest.Item) -> set[str]:
     needs = {"api"} if "k8s" in fixtures else set[str]()
     needs |= {"reset"} if "clean_api_server" in fixtures else set()
     for mark in item.iter_markers(_MARKER):
-        unknown = [repr(each) for each in mark.args if each not in tuple(CAPABILITIES)]
+        unknown = [repr(argument) for argument in mark.args if argument not in tuple(CAPABILITIES)]
         if unknown or mark.kwargs or not mark.args:
-            wrong = f"unknown capability {', '.join(unknown)}" if unknown else "expected names of capabilities"
-            known = "; ".join(f"{name}: {meaning}" for name, meaning in CAPABILITIES.items())
-            raise Misconfigured(f"{item.nodeid}: failed to read the marker `{_MARKER}`: {wrong}; use {known}")
+            problem = f"unknown capability {', '.join(unknown)}" if unknown else "expected names of capabilities"
+            capabilities = "; ".join(f"{name}: {meaning}" for name, meaning in CAPABILITIES.items())
+            raise Misconfigured(f"{item.nodeid}: failed to read the marker `{_MARKER}`: {problem}; use {capabilities}")
         needs.update(mark.args)
     return needs
 
 
 def _gather(cluster: Cluster, item: pytest.Item) -> list[tuple[str, str]]:
-    """Return the ends of the most useful logs. With --k8s-report-dir, write all logs there."""
+    """Return the ends of the most useful logs. With --k8s-report-dir, write all logs to that directory."""
     from kplane.testing.logs import collect, directory_name, ends
 
     reports = item.config.getoption("--k8s-report-dir")

@@ -1,4 +1,4 @@
-"""Finds the programs of a backend in the cache of kplane, then on PATH. Obtains the missing ones."""
+"""Finds the programs of a backend in the cache of kplane, then on PATH. Obtains missing programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["kind", "kubectl", "local"]
 
 
 def local(*, environment: Mapping[str, str]) -> tuple[Path, ...] | None:
-    """Find the directories of an embedded cluster's programs; None if one is missing.
+    """Find the directories of an embedded cluster's programs; None if a program is missing.
 
     Raises `BinariesError` on a platform without programs.
     """
@@ -30,9 +30,9 @@ def kubectl(*, environment: Mapping[str, str], report: Report) -> Path:
 
 
 def kind(*, environment: Mapping[str, str], report: Report) -> Path:
-    """Find kind, the pinned version if it is cached, because a node image is made for one version of kind.
+    """Find kind: the pinned version if it is cached, because a node image fits a single version of kind.
 
-    Raises `BinariesError` if it is missing and cannot be obtained.
+    Raises `BinariesError` if kind is missing and cannot be obtained.
     """
     return _find("kind", upstream=KIND, environment=environment, report=report)
 
@@ -41,7 +41,7 @@ def _find(program: str, *, upstream: Upstream, environment: Mapping[str, str], r
     try:
         directory = _cached(upstream, programs=[program], environment=environment)
     except BinariesError:
-        # A platform without programs of this project can still have this one on PATH.
+        # Even on a platform without programs of this project, the program may be on PATH.
         directory = None
     if directory is not None:
         return directory / program
@@ -49,9 +49,9 @@ def _find(program: str, *, upstream: Upstream, environment: Mapping[str, str], r
 
 
 def _cached(upstream: Upstream, *, programs: Sequence[str], environment: Mapping[str, str]) -> Path | None:
-    # Without kplane.binaries.programs, whose import takes many times as long as this function.
+    # Does not use kplane.binaries.programs, whose import takes many times as long as this function.
     explicit = environment.get("KPLANE_BINARIES_DIR")
-    # As in kplane.binaries.programs: programs of the runtime must be there, those of developers can be there.
+    # As in kplane.binaries.programs: programs of the runtime must be in that directory, programs of developers may be.
     if explicit and (upstream in RUNTIME or not lacking(Path(explicit), programs=programs)):
         directory = Path(explicit).absolute()
     else:
@@ -60,8 +60,8 @@ def _cached(upstream: Upstream, *, programs: Sequence[str], environment: Mapping
 
 
 def _on_path(program: str, *, environment: Mapping[str, str]) -> Path | None:
-    found = shutil.which(program, path=environment.get("PATH"))
-    return Path(found) if found else None
+    file = shutil.which(program, path=environment.get("PATH"))
+    return Path(file) if file else None
 
 
 def _obtain(program: str, *, environment: Mapping[str, str], report: Report) -> Path:

@@ -1,4 +1,4 @@
-"""Shares a directory and one choice between the processes of a pytest run."""
+"""Shares a directory and a choice of backend between the processes of a pytest run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _VERDICT = "verdict"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Connects the processes of one run. The first xdist worker whose tests need a cluster chooses for all."""
+    """Connects the processes of a run.
+
+    The first xdist worker whose tests need a cluster makes the choice for all workers.
+    """
 
     directory: Path
     mine: bool
@@ -39,9 +42,9 @@ class Run:
         return cls(directory=Path(directory), mine=False)
 
     def choose(self, decide: Callable[[], Choice]) -> Choice:
-        """Return the choice of this run; call `decide` if there is none yet.
+        """Return the choice of this run; call `decide` if the run has no choice yet.
 
-        Raises `Misconfigured` if `decide` does, or if another process has called `refuse`.
+        Raises `Misconfigured` if `decide` raises it, or if another process has called `refuse`.
         """
         with exclusive(self.directory):
             choice = self.chosen()
@@ -55,11 +58,11 @@ class Run:
             return choice
 
     def refuse(self, error: Misconfigured) -> None:
-        """Make each process raise this error, so that no test runs."""
+        """Let each process raise this error, so that no test runs."""
         self._write({"wrong": str(error)})
 
     def chosen(self) -> Choice | None:
-        """Return the choice, if there is one. Raises `Misconfigured` if the run was refused."""
+        """Return the choice of this run; None if the run has no choice yet. Raises `Misconfigured` after `refuse`."""
         file = self.directory / _VERDICT
         if not file.exists():
             return None

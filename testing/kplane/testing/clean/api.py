@@ -62,11 +62,13 @@ class Api:
                 for version in group["versions"]:
                     resources = version.get("resources") or ()
                     served = f"{name}/{version['version']}" if name else version["version"]
-                    announced[served] = frozenset(each["resource"] for each in resources)
-                    for each in resources:
-                        if "list" in each["verbs"]:
-                            paths.setdefault(each["resource"], f"{root}/{served}/{each['resource']}")
-                            paths.setdefault(f"{name}/{each['resource']}", f"{root}/{served}/{each['resource']}")
+                    announced[served] = frozenset(resource["resource"] for resource in resources)
+                    for resource in resources:
+                        if "list" in resource["verbs"]:
+                            paths.setdefault(resource["resource"], f"{root}/{served}/{resource['resource']}")
+                            paths.setdefault(
+                                f"{name}/{resource['resource']}", f"{root}/{served}/{resource['resource']}"
+                            )
         return announced, paths
 
     async def _request(

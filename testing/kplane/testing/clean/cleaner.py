@@ -69,9 +69,9 @@ class Cleaner:
         template, since = await Template.read(self._etcd, self._prefix), time.monotonic()
         while time.monotonic() - since < _QUIET_SECONDS or not template.values.keys() >= _WRITTEN_AT_START:
             await asyncio.sleep(0.05)
-            found = await Template.read(self._etcd, self._prefix)
-            if found.values != template.values:
-                template, since = found, time.monotonic()
+            present = await Template.read(self._etcd, self._prefix)
+            if present.values != template.values:
+                template, since = present, time.monotonic()
             if time.monotonic() > deadline:
                 missing = b", ".join(sorted(_WRITTEN_AT_START - template.values.keys())).decode()
                 raise NotReadyInTime(
@@ -84,7 +84,7 @@ class Cleaner:
     async def clean(self) -> Mapping[str, float]:
         """Reset the keys, and wait until the API server shows the reset. Returns the number of changes, and seconds.
 
-        Raises `NotReadyInTime` if that takes too long, and DataError of kplane.data.
+        Raises `NotReadyInTime` if the reset is not done in 60 s, and DataError of kplane.data.
         """
         if self._template is None:
             raise NotReadyInTime("failed to clean the API server: it was not prepared; call prepare first")
@@ -140,7 +140,7 @@ class Cleaner:
         await _until(fresh)
 
     async def _served(self) -> None:
-        """Wait until the discovery is as it was at first.
+        """Wait until the discovery is the same as at first.
 
         Does not wait for the OpenAPI documents, which the API server renews about once a second.
         """

@@ -37,7 +37,7 @@ class CleanServer:
     """
 
     def __init__(self, *, programs: Sequence[Path]) -> None:
-        """Start both with the programs in these directories, and wait until the API server is ready."""
+        """Start etcd and kube-apiserver with the programs in these directories, and wait until both are ready."""
         self.directory: Final = Path(tempfile.mkdtemp(prefix="kplane-clean-"))
         self._log = self.directory / _LOG
         command = inheriting_command("kplane.testing.clean.server", f"--directory={self.directory}")
@@ -106,7 +106,7 @@ class CleanServer:
         return self._read(timeout_seconds=_ANSWER_SECONDS)
 
     def _read(self, *, timeout_seconds: float) -> dict[str, Any]:
-        """Read one line. The process writes whole lines only, and waits for a request after each."""
+        """Read a line. The process writes only whole lines, and waits for a request after each line."""
         output = self._process.stdout
         if output is None:
             raise self._failure("has no standard output")

@@ -1,4 +1,4 @@
-"""Starts one API server for each set of manifests in a process of pytest, when a test first needs it."""
+"""Starts an API server for each set of manifests in a process of pytest, when a test first needs the set."""
 
 from __future__ import annotations
 

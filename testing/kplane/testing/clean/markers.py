@@ -1,7 +1,7 @@
 """Objects whose effect shows that the API server's authorization and admission have seen all earlier changes.
 
 Authorization and admission follow objects by watches of their own, some milliseconds after the watch caches, and
-policies by the second. So a marker is created after a reset. Once it has its effect, what was reset has none any more.
+policies by the second. So a marker is created after a reset. Once the marker has its effect, deleted objects have none.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Marker:
     """Describes objects to create after a reset of these kinds, and a check that they have their effect."""
 
     kinds: frozenset[str]
-    """Names in the keys of etcd."""
+    """Kinds of the reset objects, by their names in the keys of etcd."""
     objects: Callable[[str], Sequence[tuple[str, Body]]]
-    """Makes paths and bodies for a name."""
+    """Returns the paths and bodies of the objects for a marker's name."""
     seen: Callable[[Api, str], Awaitable[bool]]
 
 

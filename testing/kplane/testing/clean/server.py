@@ -1,8 +1,8 @@
 """Runs etcd and kube-apiserver, and resets them on request, until standard input closes.
 
-There is no kube-controller-manager, because it would write at any time, also after a reset. Each line on standard input
-is a request, `prepare` or `clean`. The answer is a line of JSON on standard output. The first line there is the address
-of the API server, without a request. A separate process keeps gRPC and its event loop out of the tests.
+The API server runs without kube-controller-manager, which would write at any time, even after a reset. Each line on
+standard input is a request, `prepare` or `clean`. The answer is a line of JSON on standard output. The first line there
+is the address of the API server, without a request. A separate process keeps gRPC and its event loop out of the tests.
 """
 
 from __future__ import annotations
