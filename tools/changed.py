@@ -1,9 +1,10 @@
-"""Names the files of tests that a change can break, for `make check`.
+"""Lists the test files that a change can break, for `make check`.
 
-A test file depends on what it and the `conftest.py` files above it import, directly or not. A name that a package
-only hands on, as `from provider import Client`, counts as an import of the module that defines it. Otherwise each
-change below `provider` would concern everybody. A file that is not Python counts as a part of its package, and
-concerns the tests that name it. If it has no package, it concerns the tests that name its top folder too.
+A test file depends on the direct and indirect imports of itself and of the `conftest.py` files above it. If a package
+only re-exports a name, as in `from provider import Client`, the import counts as an import of the module that defines
+the name. Otherwise each change below `provider` would concern all tests. A file that is not Python counts as a part of
+its package, and concerns the tests that contain its name. Without a package, the file also concerns the tests that
+contain the name of its top folder.
 """
 
 from __future__ import annotations
@@ -26,28 +27,28 @@ class Imports:
 
     root: Path
     sources: tuple[Path, ...]
-    """Folders that imported names are looked for in."""
+    """Folders that are searched for imported names."""
     _found: dict[Path, frozenset[Path]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, root: Path) -> Imports:
-        """Look where ruff looks: pyproject.toml names the folders for both."""
+        """Create the search for a repository, in the folders that ruff searches (pyproject.toml)."""
         configured = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["ruff"]["src"]
-        return cls(root, tuple((root / each).resolve() for each in configured))
+        return cls(root, tuple((root / folder).resolve() for folder in configured))
 
     def all_of(self, files: Iterable[Path]) -> set[Path]:
-        """Return the files, and all that they import, directly or not."""
-        found: set[Path] = set()
-        left = list(files)
-        while left:
-            file = left.pop()
-            if file not in found:
-                found.add(file)
-                left += self.direct(file)
-        return found
+        """Return the files, and all their direct and indirect imports."""
+        files_with_imports: set[Path] = set()
+        queue = list(files)
+        while queue:
+            file = queue.pop()
+            if file not in files_with_imports:
+                files_with_imports.add(file)
+                queue += self.direct(file)
+        return files_with_imports
 
     def direct(self, file: Path) -> frozenset[Path]:
-        """Return the files that a file itself imports."""
+        """Return the direct imports of a file."""
         if file not in self._found:
             self._found[file] = frozenset(self._direct(file))
         return self._found[file]
@@ -65,15 +66,15 @@ class Imports:
                     pass
 
     def _imported(self, file: Path, node: ast.ImportFrom, name: str) -> Iterator[Path]:
-        """Find what `from X import name` takes: a module, a name that X imports, or a name that X defines."""
+        """Find the origin of `from X import name`: a module, a name that X imports, or a name that X defines."""
         above = (file.parents[node.level - 1],) if node.level else self.sources
         if submodule := self._module(above, ".".join(filter(None, (node.module, name)))):
             yield from submodule
             return
         for origin in self._module(above, node.module or "__init__"):
-            handed_on = _handed_on(origin) if origin.name == "__init__.py" and origin != file else {}
-            if name in handed_on:
-                yield from self._imported(origin, *handed_on[name])
+            reexports = _handed_on(origin) if origin.name == "__init__.py" and origin != file else {}
+            if name in reexports:
+                yield from self._imported(origin, *reexports[name])
             else:
                 yield origin
 
@@ -85,17 +86,20 @@ class Imports:
 
 @cache
 def _handed_on(package: Path) -> dict[str, tuple[ast.ImportFrom, str]]:
-    """Map each name that a package imports to the import, and to the name there."""
+    """Return the imports of a package by name, with the original name of each import."""
     imports = (node for node in ast.parse(package.read_bytes()).body if isinstance(node, ast.ImportFrom))
-    return {each.asname or each.name: (node, each.name) for node in imports for each in node.names}
+    return {alias.asname or alias.name: (node, alias.name) for node in imports for alias in node.names}
 
 
 def changed_files(root: Path, *, base: str | None = None) -> set[Path]:
-    """Return the files that differ from `base`, or from where this branch left main; those not committed yet too."""
+    """Return the files that differ from `base`, by default from the commit at which this branch left main.
+
+    Files that are not committed yet are included.
+    """
 
     def git(*args: str, check: bool = True) -> list[str]:
-        done = subprocess.run(["git", *args], cwd=root, capture_output=True, text=True, check=check)
-        return [each for each in done.stdout.replace("\0", "\n").splitlines() if each]
+        result = subprocess.run(["git", *args], cwd=root, capture_output=True, text=True, check=check)
+        return [line for line in result.stdout.replace("\0", "\n").splitlines() if line]
 
     if base is None:
         mains = git("rev-parse", "--verify", "--quiet", "origin/main", check=False) or git(
@@ -107,18 +111,18 @@ def changed_files(root: Path, *, base: str | None = None) -> set[Path]:
 
 
 def concerned(root: Path, changed: set[Path]) -> list[Path]:
-    """Return the files of tests that the changed files can break."""
+    """Return the test files that the changed files can break."""
     imports = Imports.of(root)
     packages = {path: _package_of(path, root=root) for path in changed if path.suffix != ".py"}
     changed = changed | {package for package in packages.values() if package is not None}
     names = {path.name for path in packages}
     names |= {f'"{path.relative_to(root).parts[0]}"' for path, package in packages.items() if package is None}
-    found = []
+    tests = []
     for test in sorted((root / "tests").rglob("test_*.py")):
         files = [test, *(above / "conftest.py" for above in test.parents if (above / "conftest.py").is_file())]
         if imports.all_of(files) & changed or any(name in file.read_text() for file in files for name in names):
-            found.append(test)
-    return found
+            tests.append(test)
+    return tests
 
 
 def _package_of(path: Path, *, root: Path) -> Path | None:

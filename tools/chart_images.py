@@ -1,7 +1,7 @@
-"""Names a released image in the chart: `python -m tools.chart_images COMPONENT REPOSITORY TAG DIGEST`.
+"""Sets a released image in the chart: `python -m tools.chart_images COMPONENT REPOSITORY TAG DIGEST`.
 
-The chart of this repository names no image of kplane: another organisation could own the place. The release workflow
-names the images that it has signed.
+The chart of this repository names no image of kplane, because another organisation could own the repository of the
+image. The release workflow sets the images that it has signed.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ VALUES = Path(__file__).resolve().parent.parent / "deploy" / "chart" / "kplane" 
 
 
 def name_image(component: str, *, repository: str, tag: str, digest: str, values: Path = VALUES) -> None:
-    """Set the image of a component in a file of values, and keep its comments.
+    """Set the image of a component in a values file, and keep the comments of the file.
 
-    Raises ValueError if the digest is none, or if the file has no image of the component without a name.
+    Raises ValueError if the digest is invalid, or if the file has no empty image of the component.
     """
     if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
         raise ValueError(f"failed to name the image of {component}: {digest!r} is not a digest; give sha256:...")
     text = values.read_text()
     for key, value in {"repository": repository, "tag": tag, "digest": digest}.items():
         line = rf'(?m)(^{component}:\n  image:\n(?:    .*\n)*?    {key}: )""$'
-        found = re.search(line, text)
-        if found is None:
+        match = re.search(line, text)
+        if match is None:
             raise ValueError(f"failed to name the image of {component}: {values} has no empty {component}.image.{key}")
-        text = f'{text[: found.end(1)]}"{value}"{text[found.end() :]}'
+        text = f'{text[: match.end(1)]}"{value}"{text[match.end() :]}'
     values.write_text(text)
 
 

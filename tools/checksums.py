@@ -1,6 +1,7 @@
 """Records the SHA-256 of the official programs of the pinned versions: `python -m tools.checksums [UPSTREAM...]`.
 
-Downloads are compared with what is recorded in this repository. A reviewer compares a new record with a second source.
+`kplane.binaries` compares downloads with the records in this repository. A reviewer compares a new record with a second
+source.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ PLATFORMS = (Platform("linux", "amd64"), Platform("linux", "arm64"))
 
 
 def record(upstream: Upstream, *, sites: ReleaseSites = OFFICIAL, report: Report = print_line) -> None:
-    """Record what the project publishes for the pinned version. Raises WayError if that cannot be read."""
+    """Record the published checksums of the pinned version. Raises WayError if they cannot be read."""
     checksums = published(upstream, platforms=PLATFORMS, sites=sites)
     site = sites.mirror or upstream.release.site
     lines = [f"# Published at {site}; recorded by `make checksums`."]
@@ -32,14 +33,14 @@ def record(upstream: Upstream, *, sites: ReleaseSites = OFFICIAL, report: Report
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Record the checksums of the named upstreams, by default of all that publish some."""
+    """Record the checksums of the named upstreams, by default of all upstreams that publish checksums."""
     by_name = {upstream.name: upstream for upstream in UPSTREAMS}
     unknown = [name for name in arguments if name not in by_name]
     if unknown:
         print_line(f"error: unknown upstream {', '.join(unknown)}; choose from {', '.join(by_name)}")
         return 2
     failed = False
-    for name in arguments or [each.name for each in UPSTREAMS if each.release.checksums is not None]:
+    for name in arguments or [candidate.name for candidate in UPSTREAMS if candidate.release.checksums is not None]:
         try:
             record(by_name[name])
         except WayError as error:

@@ -1,4 +1,4 @@
-"""Tells where the time of a test run went, and fails if the run took more than its budget.
+"""Prints the durations of a test run, and fails if the run took more than its budget.
 
 `python -m tools.durations test` reads the JUnit files that the steps of `make test` wrote into reports/. The budgets
 are in pyproject.toml, `[tool.kplane.budgets]`.
@@ -24,14 +24,14 @@ _SLOWEST: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a run may take."""
+    """Time budget of a run."""
 
     target_seconds: float
-    """On an idle machine with two cores."""
+    """Target on an idle machine with two cores."""
     limit_seconds: float
-    """Anywhere, also beside other work: a run that takes longer fails."""
+    """Limit on any machine, even under other load: a longer run fails."""
     test_limit_seconds: float | None = None
-    """The same for one test, its fixtures included; None if tests may take any time."""
+    """Limit of a single test, including its fixtures; None: no limit."""
 
     @classmethod
     def of(cls, run: str, *, pyproject: Path) -> Self:
@@ -41,7 +41,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A test, and what it took with its fixtures."""
+    """A test, and its duration including its fixtures."""
 
     name: str
     seconds: float
@@ -49,11 +49,11 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a run: one JUnit file."""
+    """A step of a run, which wrote a JUnit file."""
 
     name: str
     seconds: float
-    """From its begin to its end: where tests run beside each other, less than the sum of what they took."""
+    """Duration from begin to end, in seconds. If tests run in parallel, it is less than the sum of their durations."""
     tests: Sequence[Timed]
 
 
@@ -69,25 +69,25 @@ def read(path: Path) -> Step:
 
 
 def complaints(steps: Iterable[Step], budget: Budget) -> list[str]:
-    """Say what took longer than the budget allows."""
+    """Return a sentence for each run or test that exceeds the budget."""
     steps = list(steps)
     total = sum(step.seconds for step in steps)
-    found = []
+    sentences = []
     if total > budget.limit_seconds:
-        found.append(f"the run took {_clock(total)}, more than its limit of {_clock(budget.limit_seconds)}")
+        sentences.append(f"the run took {_clock(total)}, more than its limit of {_clock(budget.limit_seconds)}")
     if budget.test_limit_seconds is not None:
-        found += [
+        sentences += [
             f"{test.name} took {test.seconds:.0f} s, more than the {budget.test_limit_seconds:.0f} s of a test "
             f"that is not slow"
             for step in steps
             for test in step.tests
             if test.seconds > budget.test_limit_seconds
         ]
-    return found
+    return sentences
 
 
 def describe(steps: Iterable[Step], budget: Budget) -> str:
-    """Describe the steps and the slowest tests, a line each."""
+    """Return the steps and the slowest tests, a line each."""
     steps = list(steps)
     slowest = sorted((test for step in steps for test in step.tests), key=attrgetter("seconds"), reverse=True)
     total = sum(step.seconds for step in steps)
@@ -107,7 +107,7 @@ def _clock(seconds: float) -> str:
 
 
 def main(run: str) -> int:
-    """Print where the time of a run went; return 1 if it was too much."""
+    """Print the durations of a run. Returns 1 if the run exceeds its budget or has no reports."""
     budget = Budget.of(run, pyproject=Path("pyproject.toml"))
     steps = [read(path) for path in sorted(REPORTS.glob("*.xml"))]
     if not steps:

@@ -1,8 +1,9 @@
-"""`python -m tools.etcd_messages`: writes the messages of etcd's API for kplane.data, from etcd's own .proto files.
+"""Writes the messages of etcd's API for kplane.data, from etcd's own .proto files: `python -m tools.etcd_messages`.
 
-The files come from etcd's Go module, in the version that kplane.binaries pins. `make generate-etcd-messages` runs
-this where protoc is. Two things change. Options go, because they need three more packages of protobuf. The package gets
-a name of our own: protobuf has one registry for each process, and another etcd client may have put etcd's names there.
+The files come from etcd's Go module, in the version that kplane.binaries pins. `make generate-etcd-messages` runs this
+module on a machine with protoc. Two parts change. Options are removed, because they need three more packages of
+protobuf. The package gets a name of its own: protobuf has a single registry for each process, in which another etcd
+client may have registered etcd's names.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ package kplane_etcd;
 
 
 def merge(sources: list[str]) -> str:
-    """Join .proto files into the messages and enums of one package, without services, options and comments."""
+    """Join .proto files into the messages and enums of a single package, without services, options and comments."""
     text = "\n".join(sources)
     text = re.sub(r"//[^\n]*", "", text)
     text = re.sub(r"^(syntax|package|import)\b[^;]*;", "", text, flags=re.MULTILINE)
@@ -44,13 +45,13 @@ def merge(sources: list[str]) -> str:
 
 
 def _without_blocks(text: str) -> str:
-    """Leave out each service, and each option in braces of a file."""
+    """Remove each service, and each option in braces of a file."""
     kept, position = [], 0
-    for found in re.finditer(r"^(service\s+\w+|option\s+\([^)]*\)\s*=)\s*\{", text, flags=re.MULTILINE):
-        if found.start() < position:
+    for match in re.finditer(r"^(service\s+\w+|option\s+\([^)]*\)\s*=)\s*\{", text, flags=re.MULTILINE):
+        if match.start() < position:
             continue
-        kept.append(text[position : found.start()])
-        depth, position = 1, found.end()
+        kept.append(text[position : match.start()])
+        depth, position = 1, match.end()
         while depth:
             depth += {"{": 1, "}": -1}.get(text[position], 0)
             position += 1
@@ -58,13 +59,13 @@ def _without_blocks(text: str) -> str:
 
 
 def main() -> int:
-    """Write etcd.proto, and by protoc what is made of it."""
+    """Write etcd.proto, and the modules that protoc generates from it. Returns the exit status."""
     pinned = re.search(rf"{re.escape(_MODULE)} (v\S+)", _GO_MOD.read_text())
     if pinned is None:
         print(f"error: {_GO_MOD.relative_to(_ROOT)} does not name {_MODULE}", file=sys.stderr)
         return 1
     version = pinned.group(1)
-    # `go` of the Go tool chain, on PATH as for the other programs that are built.
+    # `go` is the Go tool chain on PATH, which builds the other programs too.
     download = subprocess.run(
         ["go", "mod", "download", "-json", f"{_MODULE}@{version}"],
         check=True,

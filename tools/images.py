@@ -1,6 +1,7 @@
 """Writes the list of images that an installation uses: `python -m tools.images`.
 
-They are those of the chart's default values. Installations without a way to their registries copy them elsewhere.
+The list has the images of the chart's default values. Users copy these images to registries of their own if their
+clusters cannot reach the images' registries.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ _ROOT = Path(__file__).resolve().parent.parent
 _CHART = _ROOT / "deploy" / "chart" / "kplane"
 
 LIST = _ROOT / "deploy" / "images" / "list.txt"
-"""The list, one image a line."""
+"""Path of the list, with an image per line."""
 
 
 def images(chart: Path = _CHART) -> list[str]:
-    """Return the images of the chart's default values, and of the gateway, each once, in the order of the alphabet."""
+    """Return the images of the chart's default values, including the gateway, sorted and without duplicates."""
     values: dict[str, Any] = yaml.safe_load((chart / "values.yaml").read_text())
     version = yaml.safe_load((chart / "Chart.yaml").read_text())["appVersion"]
-    found = {values["etcd"]["image"]}
-    found |= {values["controlPlanes"][key] for key in ("kubeApiserverImage", "etcdImage")}
+    references = {values["etcd"]["image"]}
+    references |= {values["controlPlanes"][key] for key in ("kubeApiserverImage", "etcdImage")}
     for component in ("operator", "mcm", "gateway"):
         image = values[component]["image"]
         digest = f"@{image['digest']}" if image["digest"] else ""
-        found.add(f"{image['repository'] or f'kplane-{component}'}:{image['tag'] or version}{digest}")
-    return sorted(found)
+        references.add(f"{image['repository'] or f'kplane-{component}'}:{image['tag'] or version}{digest}")
+    return sorted(references)
 
 
 def render(chart: Path = _CHART) -> str:

@@ -1,6 +1,6 @@
 """Checks the relative links of all documents, with their anchors: `python -m tools.links`.
 
-Anchors are those of GitHub, which the site has too. In code and settings, paths such as docs/how-to/install.md are
+Anchors have GitHub's form, which the site uses too. In code and settings, paths such as docs/how-to/install.md are
 checked as well. Links to other sites are not followed.
 """
 
@@ -33,18 +33,18 @@ _MENTIONING: Final = ("*.py", "*.yaml", "*.toml", "*.tpl", "*.txt", "*.json", "*
 
 
 def broken_links(root: Path = ROOT) -> list[str]:
-    """Say which links of documents lead nowhere, one line for each."""
-    found = []
+    """Return the broken links of documents, a line for each link."""
+    problems = []
     for path in _files(root, "*.md"):
         for line, target in targets(path.read_text(encoding="utf-8")):
             if problem := _problem(path, target, root=root):
-                found.append(f"{path.relative_to(root)}:{line}: {target}: {problem}")
-    return found
+                problems.append(f"{path.relative_to(root)}:{line}: {target}: {problem}")
+    return problems
 
 
 def broken_mentions(root: Path = ROOT) -> list[str]:
-    """Say which paths of documents in other files are wrong. Tests name documents that there need not be."""
-    found = []
+    """Return the wrong paths of documents in other files. Tests are skipped, because they contain invented paths."""
+    problems = []
     for path in _files(root, *_MENTIONING):
         name = str(path.relative_to(root))
         if name.startswith(("tests/", "changelog.d/")) or name == "CHANGELOG.md":
@@ -53,12 +53,12 @@ def broken_mentions(root: Path = ROOT) -> list[str]:
             for mention in _MENTION.finditer(line):
                 target = f"docs/{mention['path']}" + (f"#{mention['anchor']}" if mention["anchor"] else "")
                 if problem := _problem(root / "x", target, root=root):
-                    found.append(f"{name}:{number}: {target}: {problem}")
-    return found
+                    problems.append(f"{name}:{number}: {target}: {problem}")
+    return problems
 
 
 def targets(text: str) -> Iterator[tuple[int, str]]:
-    """Yield line number and target of each link within the repository, without those in code."""
+    """Yield line number and target of each link within the repository. Links in code are skipped."""
     for number, line in _lines(text):
         plain = _CODE.sub("code", line)
         for pattern in (_LINK, _DEFINITION, _SOURCE):
@@ -69,28 +69,28 @@ def targets(text: str) -> Iterator[tuple[int, str]]:
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors of a document, as GitHub makes them of its headings."""
-    found: set[str] = set()
+    """Return the anchors of a document, as GitHub derives them from its headings."""
+    names: set[str] = set()
     counts = Counter[str]()
     for _, line in _lines(text):
-        found |= {match["id"] for match in _ID.finditer(line)}
+        names |= {match["id"] for match in _ID.finditer(line)}
         heading = _HEADING.fullmatch(line)
         if heading is None:
             continue
         shown = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading["text"])
         slug = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
-        found.add(f"{slug}-{counts[slug]}" if counts[slug] else slug)
+        names.add(f"{slug}-{counts[slug]}" if counts[slug] else slug)
         counts[slug] += 1
-    return found
+    return names
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines outside of fenced blocks, without comments, with their numbers."""
+    """Yield the lines outside of fenced blocks with their numbers, without comments."""
     fence, commented = "", False
     for number, line in enumerate(text.splitlines(), start=1):
         mark = None if commented else _FENCE.fullmatch(line)
         if fence:
-            # A shorter fence, or one with a language, belongs to what the block shows.
+            # A shorter fence, or a fence with a language, is content of the block.
             if mark and mark["mark"].startswith(fence) and not mark["info"].strip():
                 fence = ""
         elif mark:
@@ -101,7 +101,10 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _without_comments(line: str, *, commented: bool) -> tuple[str, bool]:
-    """Remove comments from a line; tell whether one continues in the next line. In code, there are none."""
+    """Remove comments from a line. Returns the rest, and whether a comment continues in the next line.
+
+    Comment marks in code are kept.
+    """
     shown = ""
     while line:
         if commented:
@@ -116,7 +119,7 @@ def _without_comments(line: str, *, commented: bool) -> tuple[str, bool]:
 
 
 def _problem(source: Path, target: str, *, root: Path) -> str:
-    """Say what is wrong with a link; empty if nothing is."""
+    """Return the problem of a link; empty if the link is correct."""
     path, _, anchor = unquote(target).partition("#")
     # Fragments become a part of CHANGELOG.md.
     folder = root if source.parent.name == "changelog.d" and source.name != "README.md" else source.parent
@@ -143,7 +146,7 @@ def _files(root: Path, *patterns: str) -> list[Path]:
 
 
 def main() -> int:
-    """Run the command line; returns the exit status."""
+    """Run the command line. Returns the exit status."""
     problems = [*broken_links(), *broken_mentions()]
     print(*problems, sep="\n", end="\n" if problems else "")
     return 1 if problems else 0

@@ -1,9 +1,9 @@
-"""Writes the lists of packages in pyproject.toml, so that a new component is one folder and one layer of the contract.
+"""Writes the lists of packages in pyproject.toml. A new component is then a folder and a layer of the contract.
 
     python -m tools.packages            fail if a list differs from the folders
     python -m tools.packages --write    write the lists
 
-A component X is a folder X/kplane/X with `__init__.py`. The comment after a list says what the list holds:
+A component X is a folder X/kplane/X with `__init__.py`. The comment after a list defines its content:
 
     packages = [...]  # every component as {}/kplane, without provider
     root_packages = [...]  # every component as kplane.{}, and e2e, tools
@@ -35,9 +35,9 @@ def components(root: Path) -> list[str]:
 
 
 def with_lists(text: str, *, names: Sequence[str]) -> str:
-    """Return the text of pyproject.toml with each list as its comment says. `names` are the components.
+    """Return the text of pyproject.toml with each list as its comment defines it. `names` are the components.
 
-    Raises LookupError if a comment leaves out a component that does not exist.
+    Raises LookupError if a comment excludes a component that does not exist.
     """
 
     def written(found: re.Match[str]) -> str:
@@ -51,7 +51,7 @@ def with_lists(text: str, *, names: Sequence[str]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Check the lists, or write them; return the exit code."""
+    """Check the lists, or write them. Returns the exit code."""
     text = PYPROJECT.read_text()
     changed = with_lists(text, names=components(ROOT))
     if "--write" in arguments:

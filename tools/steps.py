@@ -1,7 +1,7 @@
-"""Runs the commands of one step of `make test`, and writes their durations as pytest writes those of tests.
+"""Runs the commands of a step of `make test`, and writes their durations in the format of pytest's test reports.
 
-`python -m tools.steps lint "ruff check ." mypy` runs both commands and writes reports/lint.xml. All commands run,
-also after one that failed.
+`python -m tools.steps lint "ruff check ." mypy` runs both commands and writes reports/lint.xml. All commands run, even
+after a failed command.
 """
 
 from __future__ import annotations

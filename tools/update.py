@@ -1,7 +1,7 @@
 """Changes the pinned version of an upstream: `python -m tools.update kubernetes 1.36.4`.
 
-The go.mod is written anew from upstream's own, so that it pins what upstream built and tested, and nothing that an
-earlier version left behind.
+The go.mod is rendered from upstream's own go.mod. So it pins the modules that upstream built and tested, and no module
+of an earlier version.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TAGS = {
 
 _GO_SECONDS = 900.0
 _OLDEST_GO = (1, 24)
-"""The first Go that knows the directive `tool`."""
+"""The first Go that supports the directive `tool`."""
 
 
 def update(
@@ -49,11 +49,11 @@ def update(
     root: Path = _ROOT,
     sites: ReleaseSites = OFFICIAL,
 ) -> None:
-    """Pin another version; go.mod and go.sum change only when the whole set of modules could be resolved.
+    """Pin another version. go.mod and go.sum change only after the whole set of modules was resolved.
 
     Then the files of `NAMED_IN` below `root` get the new image, and the checksums of the release are recorded. Without
-    them the programs are built from source. `environment` stands for os.environ. Raises BinariesError when the version
-    is none, or Go can't resolve it.
+    checksums, the programs are built from source. `environment` replaces os.environ. Raises BinariesError if the
+    version is invalid, or Go cannot resolve it.
     """
     number = version.removeprefix("v")
     if not re.fullmatch(r"\d+\.\d+\.\d+(-(alpha|beta|rc)\.\d+)?", number):
@@ -62,7 +62,7 @@ def update(
         )
     environment = os.environ if environment is None else environment
     go = find_go(upstream.go_version, cache=Cache(cache_root(environment)), environment=environment, report=report)
-    # Tidying is what writes go.mod; everywhere else it is read-only.
+    # `go mod tidy` writes go.mod; all other calls of Go treat it as read-only.
     go = Go(go.command, {**go.environment, "GOFLAGS": "-mod=mod"})
     with tempfile.TemporaryDirectory(prefix="kplane-update-") as name:
         directory = Path(name)
@@ -89,21 +89,21 @@ def update(
 
 
 def _name_image(upstream: Upstream, *, version: str, root: Path) -> None:
-    """Have the chart and its manifests name the upstream's image of this version."""
+    """Write the upstream's image of this version into the chart and its manifests."""
     if upstream.name not in _TAGS:
         return
     repository, tag = _TAGS[upstream.name]
     for name in NAMED_IN:
         file = root / name
-        wanted = f"{repository}:{tag.format(version=version)}"
-        file.write_text(re.sub(rf"{re.escape(repository)}:[\w.-]+", wanted, file.read_text()))
+        image = f"{repository}:{tag.format(version=version)}"
+        file.write_text(re.sub(rf"{re.escape(repository)}:[\w.-]+", image, file.read_text()))
 
 
 def render_go_mod(upstream: Upstream, *, version: str, theirs: str) -> str:
-    """The go.mod that pins `version`, before `go mod tidy` adds what it needs; `theirs` is upstream's own."""
+    """Return the go.mod that pins `version`, for `go mod tidy` to complete; `theirs` is upstream's own go.mod."""
     directives = [_raise_go(line) for line in re.findall(r"^(?:go|godebug) \S+$", theirs, re.MULTILINE)]
     tools = sorted(upstream.packages.values())
-    # Kubernetes' programs are packages of one module, etcd's are a module each.
+    # Kubernetes' programs are packages of a common module; each program of etcd is a module.
     one_module = all(tool.startswith(f"{upstream.module}/") for tool in tools)
     roots = [upstream.module] if one_module else tools
     head = (
@@ -129,7 +129,7 @@ def render_go_mod(upstream: Upstream, *, version: str, theirs: str) -> str:
 
 
 def _raise_go(directive: str) -> str:
-    """The line, unless it asks for a Go that can't read the rest of the file."""
+    """Return the directive, with a Go that can read the rest of the file if it requires an older Go."""
     version = re.fullmatch(r"go (\d+)\.(\d+)\S*", directive)
     major, minor = _OLDEST_GO
     return f"go {major}.{minor}.0" if version and (int(version[1]), int(version[2])) < _OLDEST_GO else directive
@@ -162,7 +162,7 @@ def _run(go: Go, arguments: list[str], *, directory: Path) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Run `update` for an upstream and a version given as arguments."""
+    """Run `update` for an upstream and a version given as arguments. Returns the exit status."""
     by_name = {upstream.name: upstream for upstream in UPSTREAMS}
     if len(arguments) != 2 or arguments[0] not in by_name:
         print_line(

@@ -2,9 +2,9 @@
 
     python -m tools.pictures                         draw NAME.svg from each NAME.toml and NAME.cast
     python -m tools.pictures --check                 only compare
-    python -m tools.pictures record FILE COMMAND...  run commands, and write what the terminal showed
+    python -m tools.pictures record FILE COMMAND...  run commands, and write the output of the terminal
 
-A recording is of a real run. `make recording` makes docs/pictures/demo.cast of `make demo`.
+A recording is of a real run. `make recording` writes docs/pictures/demo.cast from `make demo`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DIRECTORY: Final = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 
 
 def render(directory: Path = DIRECTORY) -> Mapping[Path, str]:
-    """Return each picture as it should be, by its file."""
+    """Return the contents of all pictures, by their file."""
     diagrams = {path.with_suffix(".svg"): diagram.draw(path.read_text()) for path in sorted(directory.glob("*.toml"))}
     casts = {path.with_suffix(".svg"): recording.draw(Cast.load(path)) for path in sorted(directory.glob("*.cast"))}
     return diagrams | casts
@@ -47,7 +47,7 @@ def _draw(*, check: bool) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status."""
+    """Run the command line. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.pictures", description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a picture is out of date")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")

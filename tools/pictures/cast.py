@@ -1,4 +1,4 @@
-"""Reads and writes recordings in the format asciicast v2: a header, then one line for each output with its time."""
+"""Reads and writes recordings in the format asciicast v2: a header, then a line for each output with its time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Cast", "Output"]
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a program wrote, and when."""
+    """Output of a program, with its time."""
 
     seconds: float
     data: str
@@ -41,5 +41,5 @@ class Cast:
         """Write the recording."""
         rows = 2 + sum(output.data.count("\n") for output in self.outputs)
         header = {"version": 2, "width": self.columns, "height": rows, "title": self.title}
-        lines = [header, *([round(each.seconds, 3), "o", each.data] for each in self.outputs)]
+        lines = [header, *([round(event.seconds, 3), "o", event.data] for event in self.outputs)]
         path.write_text("".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines), encoding="utf-8")

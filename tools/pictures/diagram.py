@@ -72,7 +72,7 @@ def draw(description: str) -> str:
     """Return the SVG. Raises ValueError or KeyError if the description is wrong."""
     about = tomllib.loads(description)
     width, height = about["size"]
-    boxes = {name: _box(each) for name, each in about["box"].items()}
+    boxes = {name: _box(box_table) for name, box_table in about["box"].items()}
     parts = [
         *opened(about["title"], width=width, height=height),
         f"<style>\n{_FONTS}\n{_STYLE}\n</style>",
@@ -137,7 +137,7 @@ def _end(name: str, boxes: Mapping[str, _Box]) -> tuple[Point, str]:
 
 
 def _way(begin: Point, end: Point, *, horizontal: bool) -> list[Point]:
-    """Return a straight line, or one with two corners half-way."""
+    """Return a straight line, or a line with two corners half-way."""
     (from_x, from_y), (to_x, to_y) = begin, end
     if abs(from_x - to_x) < _STRAIGHT or abs(from_y - to_y) < _STRAIGHT:
         return [begin, end]

@@ -1,4 +1,4 @@
-"""Records commands in a terminal of their own, with what is typed and what they print."""
+"""Records commands in a terminal of their own, with their input and output."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _TYPE: Final = Path(__file__).with_name("typing.sh").read_text()
 
 
 def record(commands: Sequence[str], *, columns: int, title: str) -> Cast:
-    """Run commands one after the other in one bash, show their output, and return the recording.
+    """Run commands one after the other in a single bash, show their output, and return the recording.
 
-    Raises RuntimeError if a command fails. If this is interrupted, so are the commands, and it waits for their end.
+    Raises RuntimeError if a command fails. An interruption also interrupts the commands, and waits for their end.
     """
-    steps = [f"prompt; type_in {shlex.quote(each)}; eval {shlex.quote(each)} || exit" for each in commands]
-    # With a trap, bash waits for its command first. The terminal would end with it, and hang up on the command.
+    steps = [f"prompt; type_in {shlex.quote(command)}; eval {shlex.quote(command)} || exit" for command in commands]
+    # With a trap, bash first waits for its command. Otherwise bash would end, and its terminal hang up on the command.
     script = "\n".join(["trap 'exit 143' TERM", _TYPE, *steps, "prompt"])
     begun = time.monotonic()
     descriptor, terminal = pty.openpty()
@@ -62,7 +62,7 @@ def record(commands: Sequence[str], *, columns: int, title: str) -> Cast:
 
 
 def _interrupt(process: subprocess.Popen[bytes], descriptor: int) -> None:
-    """End the commands, which Ctrl-C does not reach in their session. Wait until none has the terminal any more."""
+    """End the commands, whose session Ctrl-C does not reach. Wait until no process has the terminal open."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     while _read(descriptor):
@@ -73,12 +73,12 @@ def _interrupt(process: subprocess.Popen[bytes], descriptor: int) -> None:
 def _read(descriptor: int) -> bytes:
     try:
         return os.read(descriptor, 1 << 16)
-    except OSError:  # Linux says so when the last program has closed the terminal.
+    except OSError:  # Linux reports an error after the last program has closed the terminal.
         return b""
 
 
 def _is_redrawn(text: str, before: str, *, columns: int) -> bool:
-    """Tell whether a line is only drawn again, as a spinner does many times in a second."""
+    """Return whether a text only redraws the same line, as a spinner does many times in a second."""
     if not text.startswith("\r"):
         return False
     screens = Screen(columns), Screen(columns)

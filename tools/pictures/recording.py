@@ -1,4 +1,4 @@
-"""Draws a recording as an animated SVG: each row appears when it was printed. Without animation, the end is shown."""
+"""Draws a recording as an animated SVG, in which each row appears at its time. Without animation, shows the end."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _FONT: Final = 13
 _MARGIN: Final = 18
 _BAR: Final = 38
 _LONGEST_PAUSE: Final = 1.6
-"""Seconds without output are shortened to this."""
+"""Maximum pause in the animation, in seconds. Longer times without output are shortened."""
 _LAST_PAUSE: Final = 12.0
-"""Before the recording begins again."""
+"""Pause before the animation begins again, in seconds."""
 _COLOURS: Final[Mapping[str, str]] = {
     "red": "#ff7b72",
     "green": "#56d364",
@@ -37,7 +37,7 @@ _DIM: Final = "#9da7b3"
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """A row as it was from one moment to another; None: until the end."""
+    """A row between two moments of the animation. `end` is None if the row stays until the end."""
 
     number: int
     row: Row
@@ -55,7 +55,7 @@ def draw(cast: Cast) -> str:
 
 
 def _history(cast: Cast) -> tuple[list[_Shown], float]:
-    """Return what each row showed when, in seconds of the animation, and how long that takes."""
+    """Return the rows with the times at which they are shown, and the duration of the animation, in seconds."""
     screen = Screen(cast.columns)
     current: dict[int, tuple[float, Row]] = {}
     ended: list[_Shown] = []

@@ -1,4 +1,4 @@
-"""Replays what programs wrote to a terminal, as far as the programs of this repository use one."""
+"""Emulates a terminal, as far as the programs of this repository use its features."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PARTS: Final = re.compile(
 )
 _UNFINISHED: Final = re.compile(r"\x1b(?:\[[?0-9;]*|\][^\x07\x1b]*\x1b?)?\Z")
 _OF_PALETTES: Final = {5: 1, 2: 3}
-"""How many numbers follow 38;5 and 38;2, which choose a colour by its number and by red, green and blue."""
+"""Number of arguments after 38;5 (a colour by its number) and 38;2 (a colour by red, green and blue)."""
 _SPINNER: Final = re.compile("[\u2800-\u28ff]")
 _TAB: Final = 8
 _COLOURS: Final = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
@@ -23,7 +23,7 @@ _COLOURS: Final = ("black", "red", "green", "yellow", "blue", "magenta", "cyan",
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How characters look."""
+    """Style of characters."""
 
     colour: str = ""
     bold: bool = False
@@ -32,7 +32,7 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One character on the screen."""
+    """A character on the screen."""
 
     character: str
     style: Style
@@ -43,10 +43,10 @@ _BLANK: Final = Cell(" ", Style())
 
 
 class Screen:
-    """Holds rows of cells. It grows instead of scrolling, so that all output stays."""
+    """Rows of cells. The screen grows instead of scrolling, so that all output stays."""
 
     def __init__(self, columns: int) -> None:
-        """Begin empty."""
+        """Create an empty screen."""
         self._columns = columns
         self._rows: list[list[Cell]] = [[]]
         self._row = self._column = 0
@@ -55,7 +55,7 @@ class Screen:
 
     @property
     def rows(self) -> Iterator[Row]:
-        """Give the rows from the top, each without blanks at its end."""
+        """Yield the rows from the top, each without blanks at its end."""
         for row in self._rows:
             kept = len(row)
             while kept and row[kept - 1].character == " ":
@@ -63,9 +63,9 @@ class Screen:
             yield tuple(row[:kept])
 
     def write(self, data: str) -> None:
-        """Do what a terminal would do. A spinner stands still, so that its frames are one.
+        """Execute the data as a terminal does. The frames of a spinner are shown as the same character.
 
-        An escape sequence may begin in one piece of data and end in the next.
+        An escape sequence may begin in a piece of data and end in the next piece.
         """
         data = self._unfinished + data
         begun = _UNFINISHED.search(data)
@@ -102,11 +102,11 @@ class Screen:
 
     def _command(self, command: str, arguments: str) -> None:
         if command == "m":
-            numbers = (int(each or 0) for each in arguments.lstrip("?").split(";"))
+            numbers = (int(argument or 0) for argument in arguments.lstrip("?").split(";"))
             for number in numbers:
                 self._style = _changed(self._style, number)
                 if number in {38, 48}:
-                    # Not drawn. What follows are no styles.
+                    # Palette colours are not drawn. Their arguments are no styles.
                     for _ in range(_OF_PALETTES.get(next(numbers, 0), 0)):
                         next(numbers, None)
             return

@@ -1,1 +1,1 @@
-"""Writes the pages of docs/reference/ that follow from the code: one module for each page."""
+"""Generates the pages of docs/reference/ from the code. Each module generates a page or a group of pages."""

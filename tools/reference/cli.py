@@ -62,7 +62,7 @@ def _command(command: Any, *, name: str) -> Iterator[str]:
 
 
 def _parameters(command: Any, *, name: str) -> Iterator[list[str]]:
-    """Yield what `--help` shows of each parameter."""
+    """Yield the parameters as `--help` shows them."""
     context = typer.Context(command, info_name=name)
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)

@@ -13,7 +13,7 @@ from tools.reference.sources import ROOT, attributes, parsed
 __all__ = ["conditions"]
 
 _STATUSES: Final = {Reason.INSTANCE_RUNNING: "True", Reason.HEARTBEAT_STALE: "Unknown"}
-"""Of the condition Running, by reason of mcm; False otherwise."""
+"""Status of the condition Running, by reason of mcm; False for all other reasons."""
 
 
 def conditions() -> str:
@@ -37,6 +37,6 @@ def _running() -> Iterator[list[str]]:
     """Yield a row for each reason of mcm."""
     module = parsed(ROOT / "mcm" / "kplane" / "mcm" / "reasons.py")
     [kind] = [node for node in module.body if getattr(node, "name", "") == "Reason"]
-    described = {each.name: each.documentation for each in attributes(getattr(kind, "body", []))}
+    described = {attribute.name: attribute.documentation for attribute in attributes(getattr(kind, "body", []))}
     for reason in Reason:
         yield [code(reason), _STATUSES.get(reason, "False"), described[reason.name]]

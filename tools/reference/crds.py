@@ -88,7 +88,7 @@ def _scope(spec: Schema) -> str:
 
 
 def _fields(schema: Schema, path: str) -> Iterator[_Field]:
-    """Yield the fields below a schema, each before those in it."""
+    """Yield the fields below a schema, each field before the fields in it."""
     for name, inner in schema.get("properties", {}).items():
         below = f"{path}.{name}"
         yield _Field(below, inner, name in schema.get("required", ()))
@@ -96,7 +96,7 @@ def _fields(schema: Schema, path: str) -> Iterator[_Field]:
 
 
 def _innermost(schema: Schema, path: str) -> tuple[Schema, str]:
-    """Return the schema of items of lists and maps, with the path to one item."""
+    """Return the schema of the items of lists and maps, with the path to an item."""
     if "items" in schema:
         return _innermost(schema["items"], f"{path}[]")
     if isinstance(schema.get("additionalProperties"), Mapping):
@@ -115,7 +115,7 @@ def _described(field: _Field) -> list[str]:
 
 
 def _type(schema: Schema) -> str:
-    """Name the type, with what bounds it."""
+    """Return the type for readers, with its bounds."""
     if "items" in schema:
         return f"list of {_type(schema['items'])}{_bounds(schema, 'minItems', 'maxItems')}"
     if isinstance(schema.get("additionalProperties"), Mapping):
@@ -138,7 +138,7 @@ def _bounds(schema: Schema, least: str, most: str) -> str:
 
 
 def _rules(schema: Schema, *, path: str) -> Iterator[str]:
-    """Yield the messages of validation rules, each once, with the field that has it."""
+    """Yield the messages of validation rules without duplicates, with the field of each rule."""
     for rule in schema.get("x-kubernetes-validations", ()):
         yield f"- {code(path)}: {escaped(rule['message'])}"
     for name, inner in schema.get("properties", {}).items():

@@ -50,14 +50,14 @@ _MEANINGS: Final[Mapping[str, str]] = {
         }.items()
     },
 }
-"""What each call of `events.record` tells. A reason that is not here fails the generation."""
+"""Meanings of the reasons in calls of `events.record`. The generation fails for a reason without a meaning."""
 
 _OPERATOR: Final = ROOT / "controlplane_operator" / "kplane" / "controlplane_operator"
 _BY_NAME: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
     ("snapshots/restoring.py", "done"): ("Cloned", "Restored"),
     ("status/writer.py", "reason"): (),  # conditions and _OVER, which other tables have
 }
-"""The reasons that a variable of a call can hold, by the module of the call."""
+"""The reasons that a variable of a call can hold, by the module of the call and the name of the variable."""
 
 
 def events() -> str:
@@ -82,33 +82,33 @@ def events() -> str:
 
 
 def _recorded() -> list[list[str]]:
-    found: dict[str, str] = {}
+    types: dict[str, str] = {}
     for path in modules("controlplane_operator"):
-        found |= recorded(parsed(path), module=path.relative_to(_OPERATOR).as_posix())
-    if found.keys() != _MEANINGS.keys():
-        differ = sorted(found.keys() ^ _MEANINGS.keys())
+        types |= recorded(parsed(path), module=path.relative_to(_OPERATOR).as_posix())
+    if types.keys() != _MEANINGS.keys():
+        differ = sorted(types.keys() ^ _MEANINGS.keys())
         raise LookupError(f"failed to describe Events: _MEANINGS and the code differ in {differ}; correct _MEANINGS")
-    return [[code(reason), found[reason], _MEANINGS[reason]] for reason in sorted(found)]
+    return [[code(reason), types[reason], _MEANINGS[reason]] for reason in sorted(types)]
 
 
 def recorded(tree: ast.Module, *, module: str) -> Mapping[str, str]:
     """Return the type of each Event that a module records, by its reason.
 
-    Raises LookupError if a call of `record` does not say them.
+    Raises LookupError if the reason or the type in a call of `record` is not a literal.
     """
-    found: dict[str, str] = {}
+    types: dict[str, str] = {}
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(attr="record"), args=arguments, keywords=keywords):
-                given = {each.arg: each.value for each in keywords}
+                given = {keyword.arg: keyword.value for keyword in keywords}
                 if len(arguments) > 1 or "reason" not in given:
-                    said = f"{module}:{node.lineno}: `record` has no keyword reason"
-                    raise LookupError(f"failed to describe Events: {said}; give it as a keyword")
+                    problem = f"{module}:{node.lineno}: `record` has no keyword reason"
+                    raise LookupError(f"failed to describe Events: {problem}; give it as a keyword")
                 if reasons := _reasons(given["reason"], module=module):
-                    found |= dict.fromkeys(reasons, _type(given.get("warning"), module=module))
+                    types |= dict.fromkeys(reasons, _type(given.get("warning"), module=module))
             case _:
                 pass
-    return found
+    return types
 
 
 def _type(warning: ast.expr | None, *, module: str) -> str:
@@ -118,12 +118,12 @@ def _type(warning: ast.expr | None, *, module: str) -> str:
         case ast.Constant(value=True):
             return "Warning"
         case _:
-            said = f"{module}:{warning.lineno}: warning={ast.unparse(warning)} is no literal"
-            raise LookupError(f"failed to describe Events: {said}; record each type by a call of its own")
+            problem = f"{module}:{warning.lineno}: warning={ast.unparse(warning)} is no literal"
+            raise LookupError(f"failed to describe Events: {problem}; record each type by a call of its own")
 
 
 def _reasons(value: ast.expr, *, module: str) -> tuple[str, ...]:
-    """Return what the argument `reason` of a call can be."""
+    """Return the possible values of the argument `reason` of a call. Raises LookupError if they are unknown."""
     match value:
         case ast.Constant(value=str(reason)):
             return (reason,)
@@ -134,8 +134,8 @@ def _reasons(value: ast.expr, *, module: str) -> tuple[str, ...]:
         case ast.Attribute(value=ast.Name(id="Reason"), attr="DATA_RETAINED"):
             return ("DataRetained",)
         case _:
-            said = f"{module}:{value.lineno}: reason {ast.unparse(value)} is unknown"
-            raise LookupError(f"failed to describe Events: {said}; add it to _reasons")
+            problem = f"{module}:{value.lineno}: reason {ast.unparse(value)} is unknown"
+            raise LookupError(f"failed to describe Events: {problem}; add it to _reasons")
 
 
 def _over() -> Iterator[list[str]]:
@@ -145,10 +145,10 @@ def _over() -> Iterator[list[str]]:
 
 def _instances() -> Iterator[list[str]]:
     below = ROOT / "mcm" / "kplane" / "mcm"
-    told = _items(below / "status" / "events.py", "_EVENT_KINDS")
-    kinds = {key: _pair(value) for key, value in told.items()}
+    items = _items(below / "status" / "events.py", "_EVENT_KINDS")
+    kinds = {key: _pair(value) for key, value in items.items()}
     [reasons] = [node for node in parsed(below / "reasons.py").body if isinstance(node, ast.ClassDef)]
-    described = {each.name: each.documentation for each in attributes(reasons.body)}
+    described = {attribute.name: attribute.documentation for attribute in attributes(reasons.body)}
     for reason in Reason:
         if reason is not Reason.STARTING:
             type_, shown = kinds.get(f"Reason.{reason.name}", ("Warning", str(reason)))
@@ -156,11 +156,11 @@ def _instances() -> Iterator[list[str]]:
 
 
 def _items(path: Path, name: str) -> Mapping[str, ast.expr]:
-    """Return the values of a dictionary in a module, by their keys as they are written."""
-    for each in attributes(parsed(path).body):
-        if each.name == name and isinstance(each.value, ast.Dict):
-            found = zip(each.value.keys, each.value.values, strict=True)
-            return {ast.unparse(key): value for key, value in found if key}
+    """Return the values of a dictionary in a module, by the source text of their keys."""
+    for attribute in attributes(parsed(path).body):
+        if attribute.name == name and isinstance(attribute.value, ast.Dict):
+            pairs = zip(attribute.value.keys, attribute.value.values, strict=True)
+            return {ast.unparse(key): value for key, value in pairs if key}
     raise LookupError(f"failed to describe Events: {path} has no dictionary {name}")
 
 

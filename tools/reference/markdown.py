@@ -22,16 +22,16 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     yield f"| {' | '.join(head)} |"
     yield f"|{'---|' * len(head)}"
     for row in rows:
-        yield f"| {' | '.join(cell(each) for each in row)} |"
+        yield f"| {' | '.join(cell(text) for text in row)} |"
 
 
 def cell(text: str) -> str:
-    """Put text into one line, and keep its vertical bars from ending the cell."""
+    """Return text in a single line, with escaped vertical bars, so that they do not end the cell."""
     return escaped(" ".join(text.split())).replace("\\|", "|").replace("|", "\\|")
 
 
 def code(text: str) -> str:
-    """Return text as code. Nothing stays nothing."""
+    """Return text as a code span; empty text stays empty."""
     if not text:
         return ""
     fence = "``" if "`" in text else "`"
@@ -40,6 +40,6 @@ def code(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Keep words such as <NAME> from being HTML, outside of code spans."""
+    """Escape words such as <NAME>, which are no HTML, outside of code spans."""
     parts = text.split("`")
     return "`".join(part if number % 2 else part.replace("<", "&lt;") for number, part in enumerate(parts))

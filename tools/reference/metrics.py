@@ -63,7 +63,7 @@ def metrics() -> str:
 
 
 def _rows(families: Iterable[Metric], *, labels: Mapping[str, Sequence[str]] | None = None) -> Iterator[list[str]]:
-    """Yield a row for each metric. `labels` has those that an empty metric does not tell."""
+    """Yield a row for each metric. `labels` has the labels that a metric without samples does not show."""
     for family in families:
         found = (labels or {}).get(family.name) or _labels(family)
         yield [code(_series(family)), family.type, _codes(found), family.documentation]
@@ -75,8 +75,8 @@ def _series(family: Metric) -> str:
 
 def _labels(family: Metric) -> Sequence[str]:
     declared: Sequence[str] = getattr(family, "_labelnames", ())
-    told = dict.fromkeys(label for sample in family.samples for label in sample.labels if label != "le")
-    return declared or list(told)
+    samples_labels = dict.fromkeys(label for sample in family.samples for label in sample.labels if label != "le")
+    return declared or list(samples_labels)
 
 
 def _codes(words: Iterable[str]) -> str:
@@ -118,6 +118,6 @@ def _stats() -> ShardingStats:
 
 
 def _fake(kind: type[_T], **attributes: object) -> _T:
-    """Return what has these attributes, for a collector that reads no others while there is nothing."""
+    """Return an object with these attributes, for a collector that reads no other attributes of an empty fleet."""
     del kind
     return cast("_T", SimpleNamespace(**attributes))

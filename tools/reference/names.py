@@ -31,7 +31,7 @@ _FOR_USERS: Final = frozenset(
         "wake-requested",
     }
 )
-"""Those that users and gateways set; kplane writes the others."""
+"""Names that users and gateways set. kplane writes all other names."""
 
 _COMPONENTS: Final = ("api", "pki", "components", "controlplane_operator", "workloads", "gateway", "mcm")
 
@@ -44,17 +44,17 @@ class _Name(NamedTuple):
 
 def names() -> str:
     """Return the page."""
-    found = [*dict.fromkeys(_found())]
-    known = {each.name for each in found}
-    if missing := _FOR_USERS - known:
+    entries = [*dict.fromkeys(_found())]
+    existing = {entry.name for entry in entries}
+    if missing := _FOR_USERS - existing:
         raise LookupError(f"failed to list labels: nothing is called {sorted(missing)}; correct _FOR_USERS")
-    written = [each for each in found if each.name not in _FOR_USERS]
+    written = [entry for entry in entries if entry.name not in _FOR_USERS]
     return page(
         "Labels, annotations and finalizers",
         f"This page lists the names below `{GROUP}/` and what they mean.",
         "## Names for users",
         "Set these yourself. `kplane` and the gateway set some of them too.",
-        table(["name", "kind", "meaning"], _rows(sorted(each for each in found if each.name in _FOR_USERS))),
+        table(["name", "kind", "meaning"], _rows(sorted(entry for entry in entries if entry.name in _FOR_USERS))),
         "## Names that kplane writes",
         "Read these, for example as selectors. Do not change them: kplane decides by them what belongs to an object.",
         table(["name", "kind", "meaning"], _rows(written)),
@@ -67,7 +67,7 @@ def _rows(found: Iterable[_Name]) -> Iterator[list[str]]:
 
 
 def _readable(meaning: str) -> str:
-    """Name labels by their name, where the docstring names a constant of kplane.api.names."""
+    """Replace constants of kplane.api.names in a docstring by the names of labels."""
     constants = {attribute.name: _text(attribute.value) for attribute in attributes(parsed(_NAMES).body)}
     for constant, text in constants.items():
         if text:
@@ -101,7 +101,7 @@ def _kind(constant: str) -> str:
 
 
 def _text(value: ast.expr) -> str:
-    """Return the text of a constant that may begin with the name of the API group."""
+    """Return the text of a constant, which may begin with the name of the API group; empty if it is no text."""
     match value:
         case ast.Constant(value=str(text)):
             return text

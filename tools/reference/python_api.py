@@ -39,7 +39,7 @@ _PROVIDER: Final[Mapping[str, tuple[str, Sequence[str]]]] = {
     "testing": ("Clusters in memory, for tests of reconcilers.", []),
     "contrib.kopf": ("Runs an existing kopf operator in each cluster of a fleet.", []),
 }  # fmt: skip
-"""Public packages of provider and their modules; without modules, the package itself has the names."""
+"""Public packages of provider and their modules. Without modules, the package itself has the names."""
 
 
 def python_api() -> Mapping[str, str]:
@@ -66,7 +66,7 @@ def python_api() -> Mapping[str, str]:
 
 
 def _modules(name: str, text: str, modules: Sequence[str]) -> str:
-    """Describe what `__all__` of each module names, or that of the package itself."""
+    """Describe the names in `__all__` of each module, or of the package itself."""
     parts: list[str] = []
     for module in [f"kplane.{name}.{each}" for each in modules] or [f"kplane.{name}"]:
         defined = _defined(_path(module))
@@ -76,7 +76,7 @@ def _modules(name: str, text: str, modules: Sequence[str]) -> str:
 
 
 def _defined(path: Path) -> dict[str, Path]:
-    """Return the names of a module's `__all__`, and the modules that define them."""
+    """Return the modules that define the names of a module's `__all__`, by name."""
     module = parsed(path)
     imported = {
         alias.name: _path(node.module or "")

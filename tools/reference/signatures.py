@@ -24,8 +24,8 @@ _HIDDEN: Final = frozenset({"overload"})
 
 
 def definition(path: Path, name: str) -> Definition:
-    """Find what a module calls by a name. Raises LookupError if it defines nothing of that name."""
-    # From the end: the docstring of a function with overloads is at the last one.
+    """Find the definition of a name in a module. Raises LookupError if the module does not define the name."""
+    # Search from the end: a function with overloads has its docstring at the last definition.
     for node in reversed(parsed(path).body):
         match node:
             case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef() if node.name == name:
@@ -39,25 +39,28 @@ def definition(path: Path, name: str) -> Definition:
 
 def describe(path: Path, name: str) -> Iterator[str]:
     """Yield the parts of the description of a name: heading, signature, text, members."""
-    found = _described(path, name)
+    node = _described(path, name)
     yield f"### {name}"
-    match found:
+    match node:
         case ast.ClassDef():
-            yield from _class(found)
+            yield from _class(node)
         case ast.FunctionDef() | ast.AsyncFunctionDef():
-            yield _fenced(_signature(found, name=name))
-            yield documentation(found)
+            yield _fenced(_signature(node, name=name))
+            yield documentation(node)
         case _:
-            [attribute] = [each for each in attributes(parsed(path).body) if each.name == name]
+            [attribute] = [candidate for candidate in attributes(parsed(path).body) if candidate.name == name]
             yield _fenced(f"{name} = {ast.unparse(attribute.value)}")
             yield escaped(attribute.documentation)
 
 
 def _described(path: Path, name: str) -> ast.AST:
-    """Return a definition with its constants; a class has the members of its bases in modules beside it."""
-    found: ast.AST = _Constants(path).visit(copy.deepcopy(definition(path, name)))
-    if not isinstance(found, ast.ClassDef):
-        return found
+    """Return a definition with the values of its constants.
+
+    A class also gets the members of bases in modules beside it.
+    """
+    described: ast.AST = _Constants(path).visit(copy.deepcopy(definition(path, name)))
+    if not isinstance(described, ast.ClassDef):
+        return described
     beside = {
         alias.name: path.with_name(f"{(node.module or '').rpartition('.')[2]}.py")
         for node in parsed(path).body
@@ -65,13 +68,13 @@ def _described(path: Path, name: str) -> ast.AST:
         for alias in node.names
     }
     members: dict[str, ast.stmt] = {}
-    for base in [each.id for each in found.bases if isinstance(each, ast.Name) and each.id in beside]:
+    for base in [item.id for item in described.bases if isinstance(item, ast.Name) and item.id in beside]:
         joined = _described(beside[base], base)
         if isinstance(joined, ast.ClassDef):
-            members |= {ast.unparse(each): each for each in joined.body[1:]}
-    found.bases = [each for each in found.bases if not (isinstance(each, ast.Name) and each.id in beside)]
-    found.body += members.values()
-    return found
+            members |= {ast.unparse(item): item for item in joined.body[1:]}
+    described.bases = [item for item in described.bases if not (isinstance(item, ast.Name) and item.id in beside)]
+    described.body += members.values()
+    return described
 
 
 def _package(path: Path) -> Sequence[str]:
@@ -81,15 +84,19 @@ def _package(path: Path) -> Sequence[str]:
 
 
 class _Constants(ast.NodeTransformer):
-    """Puts the numbers and texts of a module's private constants in the place of their names."""
+    """Replaces the names of a module's private constants by their values, if these are literals."""
 
     def __init__(self, path: Path) -> None:
-        found = {each.name: each.value for each in attributes(parsed(path).body) if each.name.startswith("_")}
-        self._values = {name: value for name, value in found.items() if isinstance(value, ast.Constant)}
+        constants = {
+            attribute.name: attribute.value
+            for attribute in attributes(parsed(path).body)
+            if attribute.name.startswith("_")
+        }
+        self._values = {name: value for name, value in constants.items() if isinstance(value, ast.Constant)}
 
     @override
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Return the value of a constant, or the name as it is."""
+        """Return the value of a constant, or the unchanged name."""
         return self._values.get(node.id, node)
 
 
@@ -100,14 +107,14 @@ def documentation(node: ast.AST) -> str:
 
 
 def is_error(path: Path, name: str) -> bool:
-    """Tell whether a name is an exception, as far as its bases say so."""
-    found = definition(path, name)
-    if not isinstance(found, ast.ClassDef):
+    """Return whether a name is an exception, judged by the names of its bases."""
+    class_definition = definition(path, name)
+    if not isinstance(class_definition, ast.ClassDef):
         return False
-    bases = [ast.unparse(base) for base in found.bases]
-    known = {node.name for node in parsed(path).body if isinstance(node, ast.ClassDef)}
+    bases = [ast.unparse(base) for base in class_definition.bases]
+    classes = {node.name for node in parsed(path).body if isinstance(node, ast.ClassDef)}
     return any(
-        base == "Exception" or base.endswith("Error") or (base in known and is_error(path, base)) for base in bases
+        base == "Exception" or base.endswith("Error") or (base in classes and is_error(path, base)) for base in bases
     )
 
 
@@ -129,7 +136,9 @@ def _class_signature(node: ast.ClassDef) -> str:
         text for text in map(ast.unparse, node.bases) if not text.startswith(("Protocol", "Generic", "NamedTuple"))
     ]
     head = f"class {node.name}" + (f"({', '.join(bases)})" if bases else "")
-    made = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+    made = [
+        statement for statement in node.body if isinstance(statement, ast.FunctionDef) and statement.name == "__init__"
+    ]
     if not made:
         return head
     return f"{head}\n\n{_call(node.name, _parameters(made[-1]))}"
@@ -137,18 +146,18 @@ def _class_signature(node: ast.ClassDef) -> str:
 
 def _fields(node: ast.ClassDef) -> Iterator[list[str]]:
     """Yield the public attributes and properties that have a docstring, or the fields of a data class."""
-    documented = {each.name: each.documentation for each in attributes(node.body)}
-    # An attribute without a value is no assignment.
-    for number, each in enumerate(node.body):
-        match each:
+    documented = {statement.name: statement.documentation for statement in attributes(node.body)}
+    # An attribute without a value is no assignment, so `attributes` does not yield it.
+    for number, statement in enumerate(node.body):
+        match statement:
             case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation) if not name.startswith("_"):
-                text = documented.get(name) or _docstring_after(node.body, number) or _default(each.value)
+                text = documented.get(name) or _docstring_after(node.body, number) or _default(statement.value)
                 yield [code(name), code(ast.unparse(annotation)), text]
             case ast.Assign(targets=[ast.Name(id=name)]) if documented.get(name) and not name.startswith("_"):
                 yield [code(name), "", documented[name]]
-            case ast.FunctionDef(name=name) if _is_property(each) and not name.startswith("_"):
-                returned = ast.unparse(each.returns) if each.returns is not None else ""
-                yield [code(name), code(returned), (ast.get_docstring(each) or "")]
+            case ast.FunctionDef(name=name) if _is_property(statement) and not name.startswith("_"):
+                returned = ast.unparse(statement.returns) if statement.returns is not None else ""
+                yield [code(name), code(returned), (ast.get_docstring(statement) or "")]
 
 
 def _default(value: ast.expr | None) -> str:
@@ -164,15 +173,18 @@ def _docstring_after(body: Sequence[ast.stmt], number: int) -> str:
 
 
 def _methods(node: ast.ClassDef) -> Iterator[Function]:
-    for each in node.body:
-        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) or each.name.startswith("_"):
+    for method in node.body:
+        if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) or method.name.startswith("_"):
             continue
-        if not _is_property(each) and ast.get_docstring(each) and not _decorators(each) & _HIDDEN:
-            yield each
+        if not _is_property(method) and ast.get_docstring(method) and not _decorators(method) & _HIDDEN:
+            yield method
 
 
 def _decorators(node: Function) -> set[str]:
-    names = [ast.unparse(each.func if isinstance(each, ast.Call) else each) for each in node.decorator_list]
+    names = [
+        ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
+        for decorator in node.decorator_list
+    ]
     return {name.rpartition(".")[2] for name in names}
 
 
@@ -183,7 +195,7 @@ def _is_property(node: Function) -> bool:
 def _signature(node: Function, *, name: str) -> str:
     decorators = _decorators(node)
     returned = ast.unparse(node.returns) if node.returns is not None else ""
-    generates = any(isinstance(each, ast.Yield) for each in ast.walk(node))
+    generates = any(isinstance(child, ast.Yield) for child in ast.walk(node))
     prefix = "await " if isinstance(node, ast.AsyncFunctionDef) and not generates else ""
     if "asynccontextmanager" in decorators or "contextmanager" in decorators:
         prefix = "async with " if "asynccontextmanager" in decorators else "with "
@@ -200,7 +212,7 @@ def _call(name: str, parameters: Sequence[str], *, end: str = "") -> str:
 
 
 def _parameters(node: Function) -> list[str]:
-    """Write each parameter, without self and cls."""
+    """Render each parameter, without self and cls."""
     given = node.args
     positional = [*given.posonlyargs, *given.args]
     defaults = [None] * (len(positional) - len(given.defaults)) + [*given.defaults]

@@ -1,4 +1,4 @@
-"""Reads the Python of the components without importing it."""
+"""Parses the Python files of the components without importing them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A name that is assigned to, with the docstring below it."""
+    """A name with an assignment, and the docstring below the assignment."""
 
     name: str
     value: ast.expr
@@ -24,7 +24,7 @@ class Attribute:
 
 
 def modules(*components: str) -> list[Path]:
-    """List the modules of components, in the order of their paths."""
+    """List the modules of components, sorted by path within each component."""
     return [path for component in components for path in sorted((ROOT / component / "kplane").rglob("*.py"))]
 
 
@@ -35,7 +35,7 @@ def parsed(path: Path) -> ast.Module:
 
 
 def attributes(body: Sequence[ast.stmt]) -> Iterator[Attribute]:
-    """Yield what a module or a class assigns to single names."""
+    """Yield the assignments to single names in the body of a module or a class."""
     for number, node in enumerate(body):
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):

@@ -24,17 +24,17 @@ _DOCUMENT: Final = re.compile(r"docs/(?P<path>[\w/-]+)\.md")
 
 @dataclass(slots=True)
 class Value:
-    """A key of values.yaml: a mapping of others, or one with a default."""
+    """A key of values.yaml: a mapping of other keys, or a key with a default."""
 
     path: tuple[str, ...]
     comment: Sequence[str]
-    """Its lines, without the signs; an indented line is code."""
+    """Lines of the comment, without the signs; an indented line is code."""
     default: Any = None
     inside: list[Value] = field(default_factory=list)
 
     @property
     def name(self) -> str:
-        """As in `--set`."""
+        """Name of the value, as in `--set`."""
         return ".".join(self.path)
 
 
@@ -55,14 +55,17 @@ def values() -> str:
 
 
 def read_values(text: str) -> list[Value]:
-    """Read the keys with the comments right above them. A comment that a blank line follows belongs to nothing."""
+    """Read the keys with the comments right above them.
+
+    A comment belongs to no key if a blank line follows.
+    """
     defaults = yaml.safe_load(text)
-    found: list[Value] = []
+    top: list[Value] = []
     open_: list[tuple[int, Value]] = []
     comment: list[str] = []
     for line in text.splitlines():
-        if told := _COMMENT.fullmatch(line):
-            comment.append(told["text"])
+        if comment_line := _COMMENT.fullmatch(line):
+            comment.append(comment_line["text"])
             continue
         key = _KEY.fullmatch(line)
         if key is None:
@@ -75,10 +78,10 @@ def read_values(text: str) -> list[Value]:
             continue
         path = (*(open_[-1][1].path if open_ else ()), key["key"])
         value = Value(path, comment, default=_at(defaults, path))
-        (open_[-1][1].inside if open_ else found).append(value)
+        (open_[-1][1].inside if open_ else top).append(value)
         open_.append((indent, value))
         comment = []
-    return found
+    return top
 
 
 def _at(document: Any, path: Sequence[str]) -> Any:
@@ -88,25 +91,28 @@ def _at(document: Any, path: Sequence[str]) -> Any:
 
 
 def _section(value: Value, *, schema: Mapping[str, Any], level: int = 2) -> Iterator[str]:
-    """Yield a heading, the comment and the table of a mapping, then those of mappings in it that have a comment."""
+    """Yield a heading, the comment and the table of a mapping.
+
+    Sections of the mappings in it that have a comment follow.
+    """
     yield f"{'#' * level} {value.name}"
     yield from _prose(value.comment)
     rows, sections = [], []
-    for each in value.inside:
-        if each.inside and each.comment and level < 4:
-            sections.append(each)
+    for inner in value.inside:
+        if inner.inside and inner.comment and level < 4:
+            sections.append(inner)
         else:
-            rows += [_row(leaf, schema=schema) for leaf in _leaves(each)]
+            rows += [_row(leaf, schema=schema) for leaf in _leaves(inner)]
     yield "\n".join(table(["value", "default", "accepts", "meaning"], rows)) if rows else ""
-    for each in sections:
-        yield from _section(each, schema=schema, level=level + 1)
+    for inner in sections:
+        yield from _section(inner, schema=schema, level=level + 1)
 
 
 def _leaves(value: Value) -> Iterator[Value]:
     if not value.inside:
         yield value
-    for each in value.inside:
-        yield from _leaves(each)
+    for inner in value.inside:
+        yield from _leaves(inner)
 
 
 def _row(value: Value, *, schema: Mapping[str, Any]) -> list[str]:
@@ -116,7 +122,7 @@ def _row(value: Value, *, schema: Mapping[str, Any]) -> list[str]:
 
 
 def _meaning(value: Value, *, schema: Mapping[str, Any]) -> str:
-    """Return the comment, with an example of a list as code; without a comment what the schema says."""
+    """Return the comment, with an example of a list as code; without a comment, the description in the schema."""
     begins = next((number for number, line in enumerate(value.comment) if line.startswith("- ")), len(value.comment))
     text = " ".join(_linked(line) for line in value.comment[:begins])
     if example := "\n".join(value.comment[begins:]):
@@ -145,31 +151,31 @@ def _prose(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _linked(text: str) -> str:
-    """Make links of the documents that a comment names."""
+    """Replace the paths of documents in a comment by links."""
     return _DOCUMENT.sub(lambda found: f"[{Path(found['path']).name}](../{found['path']}.md)", text)
 
 
 def _accepts(schema: Mapping[str, Any], path: Sequence[str]) -> str:
-    """Name the type or the words that the schema accepts."""
-    found = _schema_of(schema, path)
-    if "enum" in found:
-        return ", ".join(code(str(each)) for each in found["enum"] if each != "")
-    types = found.get("type", "")
+    """Return the type or the words that the schema accepts, for readers."""
+    subschema = _schema_of(schema, path)
+    if "enum" in subschema:
+        return ", ".join(code(str(word)) for word in subschema["enum"] if word != "")
+    types = subschema.get("type", "")
     named = " or ".join(types) if isinstance(types, list) else str(types)
-    least, most = found.get("minimum"), found.get("maximum")
+    least, most = subschema.get("minimum"), subschema.get("maximum")
     if least is not None and most is not None:
         return f"{named}, {least} to {most}"
     return f"{named}, at least {least}" if least is not None else named
 
 
 def _schema_of(schema: Mapping[str, Any], path: Sequence[str]) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = schema
+    subschema: Mapping[str, Any] = schema
     for key in path:
-        found = _resolved(schema, found).get("properties", {}).get(key, {})
-    return _resolved(schema, found)
+        subschema = _resolved(schema, subschema).get("properties", {}).get(key, {})
+    return _resolved(schema, subschema)
 
 
 def _resolved(schema: Mapping[str, Any], found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Follow a reference into `$defs`."""
+    """Resolve a reference into `$defs`."""
     reference = str(found.get("$ref", "")).removeprefix("#/$defs/")
     return {**schema["$defs"][reference], **found} if reference else found

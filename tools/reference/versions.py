@@ -91,7 +91,7 @@ def _python() -> str:
 
 
 def _found(path: str, pattern: str) -> str:
-    found = re.search(pattern, (ROOT / path).read_text(), re.MULTILINE)
-    if found is None:
+    match = re.search(pattern, (ROOT / path).read_text(), re.MULTILINE)
+    if match is None:
         raise LookupError(f"failed to list versions: {path} has nothing like {pattern}")
-    return found[1]
+    return match[1]

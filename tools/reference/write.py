@@ -27,7 +27,7 @@ _DIRECTORY: Final = ROOT / "docs" / "reference"
 
 
 def pages() -> Mapping[str, str]:
-    """Return the pages as they should be: text by path below docs/reference/."""
+    """Return the desired pages: text by path below docs/reference/."""
     return {
         "cli.md": command_line(),
         "conditions.md": conditions(),
@@ -43,21 +43,21 @@ def pages() -> Mapping[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None, *, directory: Path = _DIRECTORY) -> int:
-    """Write the pages and remove generated ones that are no more, or compare; return the exit status."""
+    """Write the pages and remove obsolete generated pages, or compare them. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.reference", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
     check: bool = parser.parse_args(arguments).check
-    wanted = pages()
-    found = {str(path.relative_to(directory)): path.read_text() for path in directory.rglob("*.md")}
-    present = {name: text for name, text in found.items() if text.startswith(GENERATED) or name in wanted}
-    outdated = sorted(name for name in wanted.keys() | present.keys() if wanted.get(name) != present.get(name))
+    desired = pages()
+    existing = {str(path.relative_to(directory)): path.read_text() for path in directory.rglob("*.md")}
+    present = {name: text for name, text in existing.items() if text.startswith(GENERATED) or name in desired}
+    outdated = sorted(name for name in desired.keys() | present.keys() if desired.get(name) != present.get(name))
     for name in outdated:
         path = directory / name
         if check:
             sys.stderr.write(f"{path} is out of date: run `make generate`\n")
-        elif name in wanted:
+        elif name in desired:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(wanted[name])
+            path.write_text(desired[name])
         else:
             path.unlink()
     return 1 if check and outdated else 0
