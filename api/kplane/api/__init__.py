@@ -1,4 +1,4 @@
-"""The five kinds of kplane, their shared types and names."""
+"""The five kinds of kplane, the types that they share, and names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one spelling of an API server's address, by which both operators tell whether two addresses are one."""
+"""The canonical form of an API server's address, by which the operator and mcm compare addresses."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ __all__ = ["normalized_address"]
 
 @lru_cache(maxsize=4096)
 def normalized_address(url: str) -> str:
-    """Return the one spelling of a URL: control planes of one place would share what is there.
+    """Return the canonical form of a URL; equal forms mean the same API server.
 
-    Whatever is equal without asking a name server is one place: upper and lower case and a dot after the host, the
-    default port, slashes, the spellings of an IP address. Raises ValueError where it is no URL.
+    Two control planes at the same API server would share its data. The form ignores letter case, a final dot of the
+    host, the default port, extra slashes, and notations of an IP address. It needs no name server. Raises ValueError if
+    `url` is no URL.
     """
     parts = urlsplit(url)
     path = re.sub("/+", "/", parts.path).rstrip("/")
@@ -30,7 +31,7 @@ def _host(name: str) -> str:
         address = ipaddress.ip_address(name)
         if isinstance(address, ipaddress.IPv6Address):
             return f"[{address}]" if address.ipv4_mapped is None else str(address.ipv4_mapped)
-    # What the resolver takes for an address without asking anybody: also 127.1, 0x7f.0.0.1 and 2130706433.
+    # The resolver takes 127.1, 0x7f.0.0.1 and 2130706433 for addresses too, without a request to a name server.
     with contextlib.suppress(OSError):
         return socket.inet_ntoa(socket.inet_aton(name))
     return name

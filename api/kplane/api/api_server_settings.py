@@ -1,4 +1,4 @@
-"""What a class says of the API servers of its control planes."""
+"""Settings of a class for the API servers of its control planes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kplane.api.resource import ApiModel
 __all__ = ["DEFAULT_SERVICE_CIDR", "MANAGED_FLAGS", "ApiServerMemory", "ApiServerSettings"]
 
 DEFAULT_SERVICE_CIDR: Final = "10.96.0.0/16"
-"""Where no class says another one."""
+"""The network of Services if the class sets none."""
 
 MANAGED_FLAGS: Final = (
     "advertise-address",
@@ -76,7 +76,7 @@ MANAGED_FLAGS: Final = (
     "tls-sni-cert-key",
     "token-auth-file",
 )
-"""Flags of kube-apiserver that kplane sets, or that would undo what it sets."""
+"""Flags of kube-apiserver that kplane sets, or that would override a setting of kplane."""
 
 
 _FLAG: Final = "^--[a-z0-9]+(-[a-z0-9]+)*(=.*)?$"
@@ -87,7 +87,7 @@ _MANAGED_SENTENCE: Final = (
 
 
 def _unmanaged(arguments: list[str]) -> list[str]:
-    """Hold arguments to the rule of `extraArgs`, for objects that no API server has seen yet."""
+    """Validate arguments by the rule of `extraArgs`, for objects that no API server has validated."""
     for argument in arguments:
         if argument.removeprefix("--").partition("=")[0] in MANAGED_FLAGS:
             raise ValueError(f"{argument}: {_MANAGED_SENTENCE}")
@@ -97,11 +97,11 @@ def _unmanaged(arguments: list[str]) -> list[str]:
 _FLAGS_IN_CEL: Final = ", ".join(f"'--{flag}'" for flag in MANAGED_FLAGS)
 
 _NETWORK: Final = "^([0-9]{1,3}[.]){3}[0-9]{1,3}/(1[2-9]|2[0-8])$|^[0-9a-f:]{2,39}/(10[89]|11[0-9]|12[0-4])$"
-"""kube-apiserver takes 20 bits of host addresses at most."""
+"""Pattern of a network. kube-apiserver accepts at most 20 bits of host addresses."""
 
 
 def _network(text: str) -> str:
-    """Hold a text to what a pattern cannot say: each number is one of an address, and the host bits are zero."""
+    """Validate a network beyond its pattern: the numbers form an address, and the host bits are zero."""
     if str(ipaddress.ip_network(text)) != text:
         raise ValueError(f"{text!r} is not written as {ipaddress.ip_network(text)}")
     return text
@@ -113,7 +113,7 @@ _ResourceName = Annotated[
 
 
 class ApiServerMemory(StrEnum):
-    """Whether an API server saves memory or processor time."""
+    """Preference of an API server for less memory or for less processor time."""
 
     SMALL = "Small"
     BALANCED = "Balanced"
@@ -121,7 +121,7 @@ class ApiServerMemory(StrEnum):
 
 
 class ApiServerSettings(ApiModel):
-    """How the API servers of control planes are set up, beyond version and resources."""
+    """Settings of the API servers of control planes, besides version and resources."""
 
     extra_args: Annotated[
         list[Annotated[str, StringConstraints(max_length=1024, pattern=_FLAG)]],
@@ -137,9 +137,10 @@ class ApiServerSettings(ApiModel):
             )
         ),
     ] = Field(default_factory=list)
-    """More flags of kube-apiserver, such as --max-requests-inflight=200. Refused are those that kplane sets, and those
-    that have a field here. A change starts API servers anew. With a flag or value that it does not accept,
-    kube-apiserver does not start: one that worked runs as before, and condition UpToDate of the control plane says why.
+    """Additional flags of kube-apiserver, such as --max-requests-inflight=200. Flags that kplane sets, and flags that
+    have a field here, are refused. A change restarts API servers. kube-apiserver does not start with an unknown flag or
+    an invalid value. A former kube-apiserver that works keeps running in that case, and condition UpToDate of the
+    control plane gives the cause.
     """
     service_cidr: (
         Annotated[
@@ -149,25 +150,25 @@ class ApiServerSettings(ApiModel):
         ]
         | None
     ) = Field(default=None, alias="serviceCIDR")
-    """The network that Services get their addresses from: IPv4 with a prefix from /12 to /28, or IPv6 with one from
-    /108 to /124. The default is 10.96.0.0/16. It counts when a control plane is made: one that exists keeps the network
-    in its status.
+    """The network from which Services get their addresses: IPv4 with a prefix from /12 to /28, or IPv6 with a prefix
+    from /108 to /124. The default is 10.96.0.0/16. The network applies to new control planes. An existing control plane
+    keeps the network in its status.
     """
     oidc: Annotated[list[OidcIssuer], Field(max_length=8), list_map("issuerURL")] = Field(default_factory=list)
-    """Who else may issue tokens for users, by OpenID Connect. A change counts within a minute, and starts nothing anew.
-    The API server reads the issuer's keys, so `allowedDestinations` of the class has to name its address.
+    """Issuers of tokens for users, by OpenID Connect. A change takes effect within a minute, without a restart. The API
+    server reads the issuer's keys, so `allowedDestinations` of the class must contain the issuer's address.
     """
     audit_policy: AuditPolicy | None = None
-    """What is written to the audit log, as lines of JSON in the log of the API server; absent for nothing. A change
-    starts API servers anew.
+    """The audit policy. The API server writes the audit log to its own log, as lines of JSON. There is no audit log if
+    the policy is absent. A change restarts API servers.
     """
     encrypted_resources: Annotated[list[_ResourceName], Field(max_length=64), ATOMIC_LIST] = Field(default_factory=list)
-    """Resources whose objects are encrypted in etcd, such as secrets, or configmaps, or widgets.example.com. The key is
-    made with the control plane, and is beside its CAs. A change counts within two minutes, for what is written from
-    then on. What was encrypted before can be read further.
+    """Resources whose objects are encrypted in etcd, such as secrets, configmaps or widgets.example.com. The key is
+    created with the control plane, and stored beside its CAs. A change takes effect within two minutes, for objects
+    written from then on. Objects that were encrypted before stay readable.
     """
     memory: ApiServerMemory = ApiServerMemory.BALANCED
-    """How much memory API servers take, for less or more processor time: how often Go collects garbage. An idle one
-    takes about 125 MiB if it is Small, 150 if it is Balanced, and 190 if it is Large. Small ones wake more slowly, and
-    Large ones faster. It is no limit, see `resources`. A change starts API servers anew.
+    """The trade of memory for processor time: how often Go's garbage collector runs. An idle API server uses about 125
+    MiB with Small, 150 MiB with Balanced, and 190 MiB with Large. With Small an API server wakes more slowly, with
+    Large faster. This is no memory limit, see `resources`. A change restarts API servers.
     """

@@ -1,4 +1,4 @@
-"""What an API server writes to its audit log: the policy of audit.k8s.io/v1."""
+"""The audit policy of an API server, as in audit.k8s.io/v1."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Names = Annotated[
 
 
 class AuditLevel(StrEnum):
-    """How much is written of a request."""
+    """Amount of data that is recorded about a request."""
 
     NONE = "None"
     METADATA = "Metadata"
@@ -27,7 +27,7 @@ class AuditLevel(StrEnum):
 
 
 class AuditStage(StrEnum):
-    """When something is written of a request."""
+    """Stage of a request at which an audit event is generated."""
 
     REQUEST_RECEIVED = "RequestReceived"
     RESPONSE_STARTED = "ResponseStarted"
@@ -39,14 +39,14 @@ _Stages = Annotated[list[AuditStage], Field(max_length=4), ATOMIC_LIST]
 
 
 class AuditResources(ApiModel):
-    """Resources of one API group."""
+    """Resources of an API group."""
 
     group: Annotated[str, StringConstraints(max_length=253)] = ""
     """The API group; empty for the core group."""
     resources: _Names = Field(default_factory=list)
-    """Their names, such as secrets or pods/log; empty for all of the group."""
+    """Names of resources, such as secrets or pods/log; empty for all resources of the group."""
     resource_names: _Names = Field(default_factory=list)
-    """Names of objects; empty for all."""
+    """Names of objects; empty for all objects."""
 
 
 _ONE_SORT: Final = (
@@ -55,7 +55,7 @@ _ONE_SORT: Final = (
 
 
 class AuditRule(ApiModel):
-    """How much is written of some requests. A list that is empty means: of any."""
+    """Audit level for a set of requests. An empty list matches every request."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -71,25 +71,25 @@ class AuditRule(ApiModel):
     )
 
     level: AuditLevel
-    """None, Metadata (who did what, when), Request (and what was sent) or RequestResponse (and what was answered).
-    Secrets at level Request are in the log in plain text.
+    """None, Metadata (user, time, verb and object), Request (also the request body) or RequestResponse (also the
+    response body). At level Request or higher, Secrets are in the log in plain text.
     """
     users: _Names = Field(default_factory=list)
-    """Users who ask."""
+    """Users whose requests match."""
     user_groups: _Names = Field(default_factory=list)
-    """Groups of which they are in one."""
+    """Groups whose members' requests match."""
     verbs: _Names = Field(default_factory=list)
-    """What they ask for, such as get or delete."""
+    """Verbs that match, such as get or delete."""
     resources: Annotated[list[AuditResources], Field(max_length=64), ATOMIC_LIST] = Field(default_factory=list)
-    """What they ask it of."""
+    """Resources that match."""
     namespaces: _Names = Field(default_factory=list)
-    """Where that is."""
+    """Namespaces whose objects match."""
     non_resource_urls: _Names = Field(default_factory=list, alias="nonResourceURLs")
-    """Paths that are of no resource, such as /healthz or /metrics*."""
+    """Paths outside of resources that match, such as /healthz or /metrics*."""
     omit_stages: _Stages = Field(default_factory=list)
-    """Stages of which nothing is written."""
+    """Stages for which no audit event is generated."""
     omit_managed_fields: bool | None = None
-    """Whether `metadata.managedFields` are left out; absent for what the policy says."""
+    """Whether `metadata.managedFields` are omitted; absent for the setting of the policy."""
 
     @model_validator(mode="after")
     def _is_of_one_sort(self) -> Self:
@@ -99,11 +99,11 @@ class AuditRule(ApiModel):
 
 
 class AuditPolicy(ApiModel):
-    """What is written: for each request the first rule that fits it counts."""
+    """Audit policy: the first rule that matches a request sets its audit level."""
 
     rules: Annotated[list[AuditRule], Field(min_length=1, max_length=64), ATOMIC_LIST]
-    """The rules, in their order."""
+    """The rules, in order of precedence."""
     omit_stages: _Stages = Field(default_factory=list)
-    """Stages of which nothing is written, whatever the rule."""
+    """Stages for which no audit event is generated, for every rule."""
     omit_managed_fields: bool = False
-    """Whether `metadata.managedFields` are left out."""
+    """Whether `metadata.managedFields` are omitted."""

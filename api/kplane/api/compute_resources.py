@@ -1,4 +1,4 @@
-"""Processor and memory for a program, in the words and quantities of Kubernetes."""
+"""Processor and memory of a program, in the terms and quantities of Kubernetes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PARTS: Final = re.compile("([0-9.]+)([A-Za-z]*)")
 
 
 def quantity(text: str) -> Decimal:
-    """Return the number that a quantity stands for: cores, or bytes. Raises ValueError where it is none."""
+    """Return the number that a quantity stands for, in cores or bytes. Raises ValueError if `text` is no quantity."""
     parts = _PARTS.fullmatch(text)
     if parts is None or parts[2] not in _FACTORS:
         raise ValueError(f"{text!r} is no quantity, such as 500m or 2Gi")
@@ -38,7 +38,7 @@ def _text(value: Any) -> Any:
 
 
 def _amount(name: str, *, pattern: str, example: str) -> Any:
-    """Return the annotations of one amount: a positive quantity, as text or as an integer."""
+    """Return the annotations of an amount: a positive quantity, as text or as an integer."""
 
     def check(text: str) -> str:
         if not re.fullmatch(pattern.strip("^$"), text) or not quantity(text):
@@ -62,7 +62,7 @@ StorageAmount = Annotated[str, *_amount("storage", pattern=_MEMORY, example="256
 
 
 class ResourceAmounts(ApiModel):
-    """How much of each resource."""
+    """Amounts of resources."""
 
     cpu: Annotated[str, *_amount("cpu", pattern=_CPU, example="500m or 2")] | None = None
     """Cores, such as 500m or 2."""
@@ -71,11 +71,11 @@ class ResourceAmounts(ApiModel):
 
 
 def _not_less(name: str) -> Rule:
-    one, other = f"self.limits.{name}", f"self.requests.{name}"
+    limit, request = f"self.limits.{name}", f"self.requests.{name}"
     return Rule(
         rule=(
-            f"!has(self.limits) || !has({one}) || !has(self.requests) || !has({other})"
-            f" || quantity(string({one})).compareTo(quantity(string({other}))) >= 0"
+            f"!has(self.limits) || !has({limit}) || !has(self.requests) || !has({request})"
+            f" || quantity(string({limit})).compareTo(quantity(string({request}))) >= 0"
         ),
         message=f"spec.resources.limits.{name} must not be less than spec.resources.requests.{name}",
         field_path=f".limits.{name}",
@@ -83,14 +83,16 @@ def _not_less(name: str) -> Rule:
 
 
 class ComputeResources(ApiModel):
-    """What a program is sure to get, and what it cannot exceed."""
+    """The resources that a program is guaranteed, and the resources that it cannot exceed."""
 
     model_config = ConfigDict(json_schema_extra=rules(_not_less("cpu"), _not_less("memory")))
 
     requests: ResourceAmounts | None = None
-    """What is kept free for it on its node."""
+    """The resources that are reserved for the program on its node."""
     limits: ResourceAmounts | None = None
-    """What it cannot exceed: of cpu it gets no more, with more memory it is ended and started again."""
+    """The resources that the program cannot exceed. The program is throttled at the limit of cpu, and killed and
+    restarted above the limit of memory.
+    """
 
     @model_validator(mode="after")
     def _limits_are_not_less(self) -> Self:

@@ -1,4 +1,4 @@
-"""Conditions: what is true of an object, since when and why, in the words of `metav1.Condition`."""
+"""Conditions of objects, in the form of `metav1.Condition`, and the condition types of all kinds."""
 
 from __future__ import annotations
 
@@ -40,57 +40,58 @@ __all__ = [
 ]
 
 READY: Final = "Ready"
-"""The condition that every kind has."""
+"""Condition type of every kind."""
 
 RUNNING: Final = "Running"
-"""The condition of a registration that says whether its instance runs; mcm writes it, for a dead one the operator."""
+"""Condition type of a registration: whether its instance runs. mcm writes it, or the operator if that mcm is dead."""
 
 DELETING: Final = "Deleting"
-"""The condition of a control plane that is True while it is taken down; its reason is where that is."""
+"""Condition type of a control plane: True during its deletion. The reason is the current step."""
 
 MANAGED: Final = "Managed"
-"""The condition that records whether kplane runs the API server; decided once, because the removal depends on it."""
+"""Condition type of a control plane: whether kplane runs the API server. Decided once, because deletion depends on it.
+"""
 
 MIGRATING: Final = "Migrating"
-"""The condition that is there once data were to move: True while they do, and it says why they do not."""
+"""Condition type: present from the first request to move data on. True during the move, else with the obstacle."""
 
 SYNCED: Final = "Synced"
-"""The condition that is there, and False, while what is published stays good and the operator cannot reconcile it."""
+"""Condition type: present and False while the operator cannot reconcile an object whose published values stay valid."""
 
 SUPPORTED: Final = "Supported"
-"""The condition that is there, and False, while a field is accepted and has no effect."""
+"""Condition type: present and False while a field is accepted without effect."""
 
 CLASS_FOUND: Final = "ClassFound"
-"""The condition that is there, and False, while a control plane follows what is remembered of its class."""
+"""Condition type: present and False while a control plane follows the recorded copy of its class."""
 
 STORAGE_SUFFICIENT: Final = "StorageSufficient"
-"""The condition that is there, and False, while a control plane fills 80 % or more of its storage quota."""
+"""Condition type: present and False while a control plane uses 80 % or more of its storage quota."""
 
 UP_TO_DATE: Final = "UpToDate"
-"""The condition that is there, and False, while an API server is not what its control plane asks for."""
+"""Condition type: present and False while an API server differs from the spec of its control plane."""
 
 HIBERNATED: Final = "Hibernated"
-"""The condition of a control plane that may sleep: True while it sleeps and no API server runs, False otherwise."""
+"""Condition type of a control plane that may sleep: True while it sleeps and no API server runs, False otherwise."""
 WAITS_FOR_ROOM: Final = "WaitsForRoom"
-"""The reason of that condition while a control plane is to wake, and as many are awake as may be."""
+"""Reason of Hibernated while a control plane waits to wake, because the limit of awake control planes is reached."""
 
 LEASES_UNGUARDED: Final = "LeasesUnguarded"
-"""The condition that is there, and False, while a webhook of the tenant judges the Leases of its controllers."""
+"""Condition type: present and False while a webhook of the tenant intercepts the Leases of its controllers."""
 
 PAUSED: Final = "Paused"
-"""The condition that is there, and True, while an object is paused."""
+"""Condition type: present and True while an object is paused."""
 
 REACHABLE: Final = "Reachable"
-"""The condition of an endpoint that says whether its API server answers."""
+"""Condition type of an endpoint: whether its API server responds."""
 
 CONTESTED: Final = "Contested"
-"""The condition of an endpoint that is there, and True, while another field manager owns a condition of kplane's."""
+"""Condition type of an endpoint: present and True while another field manager owns a condition of kplane."""
 
 ADDONS_READY: Final = "AddonsReady"
-"""The condition that says whether a control plane's add-ons are installed."""
+"""Condition type of a control plane: whether its add-ons are installed."""
 
 DEDICATED_READY: Final = "DedicatedReady"
-"""The condition of a registration with an mcm of its own that says whether that mcm runs."""
+"""Condition type of a registration with a dedicated mcm: whether that mcm runs."""
 
 _MAX_MESSAGE: Final = 32768
 _TYPE_PATTERN: Final = (
@@ -101,34 +102,36 @@ ConditionStatus = Literal["True", "False", "Unknown"]
 
 
 class Condition(ApiModel):
-    """One aspect of the object's state."""
+    """An aspect of the state of an object."""
 
     type: Annotated[str, StringConstraints(max_length=316, pattern=_TYPE_PATTERN)]
-    """What the condition is about, such as Ready."""
+    """Type of the condition, such as Ready."""
     status: ConditionStatus
     """True, False or Unknown."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
-    """The metadata.generation that the condition was set for; an older one than the object's is out of date."""
+    """The metadata.generation for which the condition was set. The condition is out of date if the object has a newer
+    generation.
+    """
     last_transition_time: AwareDatetime
-    """When the status last changed."""
+    """The last time the condition changed from one status to another."""
     reason: Annotated[
         str, StringConstraints(min_length=1, max_length=1024, pattern="^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")
     ]
-    """Why, in one CamelCase word that programs may act on."""
+    """The reason of the last transition, as a CamelCase word for programs."""
     message: Annotated[str, StringConstraints(max_length=_MAX_MESSAGE)]
-    """Why, in a sentence for people; may be empty."""
+    """A message for people about the transition; may be empty."""
 
 
 Conditions = Annotated[list[Condition], Field(max_length=32), list_map("type")]
 
 
 def find_condition(conditions: Iterable[Condition], type: str) -> Condition | None:  # noqa: A002 - upstream's word
-    """Return the condition of that type, or None where it is not there."""
+    """Return the condition of a type, or None if there is none."""
     return next((condition for condition in conditions if condition.type == type), None)
 
 
 def is_true(conditions: Iterable[Condition], type: str) -> bool:  # noqa: A002 - upstream's word
-    """Tell whether the condition of that type is there and its status is True."""
+    """Return whether there is a condition of a type with status True."""
     condition = find_condition(conditions, type)
     return condition is not None and condition.status == "True"
 
@@ -143,11 +146,11 @@ def set_condition(
     observed_generation: int | None,
     now: datetime,
 ) -> list[Condition]:
-    """Return the conditions with one of them set; the order of the others stays.
+    """Return the conditions with the given condition set; the order of the others stays.
 
-    `now` (with a time zone; kept to the second, as Kubernetes does) becomes its transition time only where the status
-    changes, so setting the same condition again returns an equal list. It also replaces a transition time that a clock
-    wrote while it was ahead. A message over 32,768 characters is cut.
+    `now` has a time zone, and is truncated to the second, as Kubernetes does. It becomes the transition time only if
+    the status changes, so setting an equal condition again returns an equal list. It also replaces a transition time in
+    the future, which a clock wrote while it was ahead. A message over 32,768 characters is cut.
     """
     kept = list(conditions)
     previous = find_condition(kept, type)

@@ -1,8 +1,8 @@
-"""The configuration of a program as one pydantic model: its flags, environment variables, `--help` and reference.
+"""Configuration of a program as a pydantic model: its flags, environment variables, `--help` and reference.
 
-A field `state_dir` is the flag `--state-dir` and, for a program whose prefix is `KPLANE_X_`, the environment variable
-`KPLANE_X_STATE_DIR`. Its docstring is the help. A flag wins over the variable. A tuple is a flag that may be repeated,
-and a variable whose items are separated by spaces, quoted as in a shell.
+A field `state_dir` is the flag `--state-dir`, and the environment variable `KPLANE_X_STATE_DIR` of a program with
+prefix `KPLANE_X_`. The docstring of the field is the help. A flag takes precedence over the variable. A tuple is a flag
+that may be repeated. Its variable has items that are separated by spaces and quoted as in a shell.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ __all__ = ["Configuration", "ConfigurationError", "Directory", "File", "Flag", "
 
 
 class ConfigurationError(Exception):
-    """A flag is missing, or its value cannot be used; the message names the flag."""
+    """Raised if a flag is missing, or if its value is invalid; the message names the flag."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """How a field looks in `--help`."""
+    """Presentation of a field in `--help`."""
 
     metavar: str | None = None
     group: str | None = None
     default: str | None = None
-    """The default in words; None: the field's own default."""
+    """The default as text; None for the default of the field."""
 
 
 class HostPort(NamedTuple):
-    """An address to listen at."""
+    """Address on which a server listens."""
 
     host: str
     port: int
@@ -74,7 +74,7 @@ Listen = Annotated[HostPort, BeforeValidator(_listen), Flag("HOST:PORT")]
 File = Annotated[Path, AfterValidator(_file)]
 Directory = Annotated[Path, AfterValidator(_directory)]
 State = Annotated[Path, AfterValidator(Path.absolute)]
-"""A directory that may not exist yet."""
+"""A directory, which need not exist."""
 
 
 class Configuration(BaseModel):
@@ -88,7 +88,7 @@ class Configuration(BaseModel):
 
     @classmethod
     def parse(cls, arguments: Sequence[str], *, environment: Mapping[str, str] = os.environ) -> Self:
-        """Read flags and environment.
+        """Read flags and environment variables.
 
         Raises ConfigurationError with a sentence that names the flag. Exits as argparse does for `--help` and unknown
         flags.
@@ -100,18 +100,18 @@ class Configuration(BaseModel):
     def parse_known(
         cls, arguments: Sequence[str], *, environment: Mapping[str, str] = os.environ
     ) -> tuple[Self, list[str]]:
-        """Read flags and environment like `parse`, and return the flags that are not ours as well."""
+        """Read flags and environment variables as `parse` does, and also return unknown flags."""
         given, others = cls._parser().parse_known_args(arguments)
         return cls._checked(vars(given), environment), others
 
     @classmethod
     def flags(cls) -> list[str]:
-        """Return every flag, `--no-` flags included."""
+        """Return every flag, including the `--no-` flags."""
         return [flag for action in cls._parser()._actions for flag in action.option_strings]  # noqa: SLF001 - no other way
 
     @classmethod
     def reference(cls) -> Iterator[str]:
-        """Yield the lines of a table of the flags for each group, in Markdown."""
+        """Yield the lines of a Markdown table of flags for each group."""
         groups = dict.fromkeys([None, *(_looks(field).group for field in cls.model_fields.values())])
         for group in groups:
             yield from (f"### {group[0].upper()}{group[1:]}", "") if group else ()
@@ -170,15 +170,15 @@ def _flag(name: str) -> str:
 
 
 def _looks(field: FieldInfo) -> Flag:
-    return next((each for each in reversed(field.metadata) if isinstance(each, Flag)), Flag())
+    return next((item for item in reversed(field.metadata) if isinstance(item, Flag)), Flag())
 
 
 def _kinds(annotation: Any) -> list[Any]:
-    """Return the types that a value can have, without None."""
+    """Return the types that a value can have, except None."""
     if get_origin(annotation) is Annotated:
         return _kinds(get_args(annotation)[0])
     if get_origin(annotation) in {Union, UnionType}:
-        return [kind for each in get_args(annotation) if each is not NoneType for kind in _kinds(each)]
+        return [kind for member in get_args(annotation) if member is not NoneType for kind in _kinds(member)]
     return [annotation]
 
 
@@ -194,7 +194,7 @@ def _action(field: FieldInfo) -> dict[str, Any]:
         if get_origin(kind) is Literal:
             return {"choices": list(get_args(kind))}
         if isinstance(kind, type) and issubclass(kind, enum.Enum):
-            return {"choices": [each.value for each in kind]}
+            return {"choices": [choice.value for choice in kind]}
     return {"metavar": looks.metavar, **({"action": "append"} if _is_list(field) else {})}
 
 
@@ -227,15 +227,15 @@ _BOUNDS: Final = {
 
 
 def _sentence(error: ValidationError) -> str:
-    """Say what is wrong with the first flag that is wrong."""
+    """Return a sentence about the first invalid flag."""
     first = error.errors(include_url=False)[0]
-    why = first["msg"].removeprefix("Value error, ")
+    cause = first["msg"].removeprefix("Value error, ")
     if not first["loc"]:
-        return why
+        return cause
     flag = _flag(str(first["loc"][0]))
     if first["type"] == "missing":
         return f"{flag} is needed"
     if first["type"] in _BOUNDS:
         name, words = _BOUNDS[first["type"]]
-        why = words.format(first.get("ctx", {})[name])
-    return f"{flag} {first['input']}: {why}"
+        cause = words.format(first.get("ctx", {})[name])
+    return f"{flag} {first['input']}: {cause}"

@@ -1,4 +1,4 @@
-"""ControlPlane: a tenant's own Kubernetes API."""
+"""ControlPlane: a Kubernetes API of a tenant."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ __all__ = [
 ]
 
 RESERVED_CLUSTER_PATHS: Final = frozenset({"root", "clusters"})
-"""Paths that a shared endpoint and a shared etcd use themselves."""
+"""Cluster paths that the shared endpoint and the shared etcd use themselves."""
 
 _CLUSTER_PATH_PATTERN: Final = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _LONGEST_CLUSTER_PATH: Final = 63
 
 
 def is_cluster_path(path: str) -> bool:
-    """Tell whether a text can be a clusterPath, reserved or not."""
+    """Return whether a text has the form of a clusterPath; reserved paths included."""
     return len(path) <= _LONGEST_CLUSTER_PATH and re.fullmatch(_CLUSTER_PATH_PATTERN, path) is not None
 
 
@@ -61,30 +61,30 @@ class DeletionPolicy(StrEnum):
 
 
 class ControlPlanePhase(StrEnum):
-    """Where a control plane is in its life, in one word."""
+    """Phase of a control plane."""
 
     PENDING = "Pending"
-    """It waits for an object that a person has to create, correct or free. It was never published."""
+    """The control plane waits for an object that a person has to create, correct or free. It was never published."""
     PROVISIONING = "Provisioning"
-    """It is being made. It was never published."""
+    """The operator creates the control plane. It was never published."""
     READY = "Ready"
-    """It is published and serves."""
+    """The control plane is published and serves requests."""
     UNAVAILABLE = "Unavailable"
-    """It is published and does not serve now. The operator retries by itself."""
+    """The control plane is published and does not serve requests now. The operator retries."""
     MIGRATING = "Migrating"
-    """Its data move to another home."""
+    """The data of the control plane move to another home."""
     HIBERNATED = "Hibernated"
-    """It sleeps: it is published, and no API server runs until a client needs it."""
+    """The control plane sleeps: it is published, and no API server runs until a client needs it."""
     WAKING = "Waking"
-    """It was asleep, and its API server starts."""
+    """The control plane slept, and its API server starts."""
     FAILED = "Failed"
-    """A person has to act; the condition Ready says how."""
+    """A person has to act; condition Ready has the cause."""
     TERMINATING = "Terminating"
-    """It is being deleted."""
+    """The control plane is being deleted."""
 
 
 class EndpointPolicy(StrEnum):
-    """Under which addresses a control plane of mode Virtual is published."""
+    """Addresses under which a control plane is published."""
 
     GATEWAY = "Gateway"
     OWN = "Own"
@@ -92,7 +92,7 @@ class EndpointPolicy(StrEnum):
 
 
 class EndpointStyle(StrEnum):
-    """Under which kind of address the gateway serves a control plane."""
+    """Form of the address under which the gateway serves a control plane."""
 
     PATH = "Path"
     HOST_NAME = "HostName"
@@ -118,7 +118,7 @@ _CLUSTER_PATH_RULE = Rule(
 _EFFECTIVE_PATH_FITS: Final = (
     "self.spec.mode != 'Virtual' || [self.spec.?virtual.?clusterPath.orValue(self.metadata.name)].all(path,"
     f" !(path in [{', '.join(map(repr, sorted(RESERVED_CLUSTER_PATHS)))}])"
-    # A name is a DNS subdomain, so these two make it a label. A regular expression would exceed the cost budget.
+    # A name is a DNS subdomain, so the two checks make it a label. A regular expression would exceed the cost budget.
     f" && !path.contains('.') && path.size() <= {_LONGEST_CLUSTER_PATH})"
 )
 _EFFECTIVE_PATH_MESSAGE: Final = (
@@ -139,21 +139,21 @@ class VirtualSpec(ApiModel):
         ]
         | None
     ) = None
-    """The name of the control plane in the URL of a shared endpoint, `/clusters/<clusterPath>/control-plane`, and in
-    the keys of a shared etcd. The default is the name of the object. No two control planes may share it, and it cannot
-    be changed once it is in the status. `root` and `clusters` are reserved: the API server refuses them, and names
-    with a dot or of more than 63 characters where no path is set. A control plane that had such a path before does not
-    become Ready, and says so in its conditions.
+    """Name of the control plane in the URL of a shared endpoint, `/clusters/<clusterPath>/control-plane`, and in the
+    keys of a shared etcd. The default is the name of the object. It must be unique among control planes, and cannot be
+    changed once it is in the status. `root` and `clusters` are reserved. If no path is set, the API server also refuses
+    object names with a dot or of more than 63 characters. An older control plane with such a path does not become
+    Ready, as its conditions report.
     """
     data_store_ref: DataStoreReference | None = None
-    """The shared etcd that has the data. A change moves them while the control plane is in use, see `spec.migration`.
-    The default is that of the class, and `default` where that has none. For API servers that kplane runs.
+    """The shared etcd with the data. A change moves the data while the control plane is in use, see `spec.migration`.
+    The default is set by the class, or else `default`. The field is for API servers that kplane runs.
     """
     start: StartPolicy | None = None
-    """When the API server runs. Always: at all times. OnDemand: while the control plane is in use. Then it is Ready at
-    once, in phase Hibernated, and its API server starts when a client needs it. The default is that of the class. If
-    that has none, it is OnDemand where the gateway's address is the only one, else Always. For API servers that kplane
-    runs.
+    """The start policy of the API server. Always runs the API server at all times. OnDemand runs the API server while
+    the control plane is in use. A new control plane is then Ready at once, in phase Hibernated, and its API server
+    starts when a client needs it. The default is set by the class. If the class sets none, the default is OnDemand if
+    the gateway's address is the only address, and Always otherwise. The field is for API servers that kplane runs.
     """
 
 
@@ -161,8 +161,9 @@ class EtcdSettings(ApiModel):
     """The etcd of a control plane of mode Dedicated."""
 
     members: Literal[1, 3] = 1
-    """How many members etcd has. Three keep the data and serve if one is lost. A change from 1 to 3 adds the others
-    while etcd runs. No member is ever taken away: condition UpToDate says so after a change from 3 to 1.
+    """The number of etcd members. With three members, the data survive the loss of a member, and etcd continues to
+    serve. A change from 1 to 3 adds members while etcd runs. Members are never removed: after a change from 3 to 1,
+    condition UpToDate reports that.
     """
 
 
@@ -170,21 +171,23 @@ class DedicatedSpec(ApiModel):
     """Settings of a control plane of mode Dedicated."""
 
     etcd: EtcdSettings | None = None
-    """The etcd, in the place of what the class says; absent for that of the class, and for one member where that says
-    nothing.
+    """The etcd of the control plane. It takes precedence over the etcd of the class. The default is set by the class,
+    or else a single member.
     """
     volume: Volume | None = None
-    """The volumes of etcd, one for each member; absent for those of the operator's settings. A change moves the data to
-    new volumes while the control plane is in use, see `spec.migration`.
+    """The volumes of the etcd members; absent for the operator's settings. A change moves the data to new volumes while
+    the control plane is in use, see `spec.migration`.
     """
     provider_ref: TypedReference | None = None
-    """Who provides the infrastructure; absent where kplane runs the control plane itself."""
+    """Reserved for an infrastructure provider. The field has no effect, because kplane runs the control plane;
+    condition Supported reports that.
+    """
     parameters_ref: TypedReference | None = None
-    """Parameters for the provider."""
+    """Reserved for parameters of the provider. The field has no effect, as providerRef."""
 
 
 class SourceSpec(ApiModel):
-    """What a new control plane begins with: a snapshot, restored or cloned, or a clone of another control plane."""
+    """Initial data of a control plane: a snapshot, restored or cloned, or a clone of another control plane."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -218,23 +221,23 @@ class SourceSpec(ApiModel):
     )
 
     snapshot_ref: ObjectReference | None = None
-    """The completed ControlPlaneSnapshot whose data the control plane gets before its API server first starts. It may
-    be of either mode. Unless `clone` is set, the control plane gets its keys too.
+    """The completed ControlPlaneSnapshot whose data are loaded before the API server first starts. The snapshot may be
+    of either mode. The keys of the snapshot are loaded too, unless `clone` is set.
     """
     control_plane_ref: ObjectReference | None = None
-    """The ControlPlane whose data the control plane gets, all of one revision. It goes on to serve, or to sleep. Only
-    with `clone`.
+    """The ControlPlane whose data are copied at a single revision. It continues to serve, or to sleep. `clone` must be
+    set.
     """
     clone: bool = False
-    """Whether the control plane is another one, and not the former one again: each object gets a fresh uid, and the
-    control plane gets a CA and a ServiceAccount key of its own. Tokens, certificates, Leases and Events of the original
-    are left out.
+    """Whether the control plane is a clone, and not a restore of the former control plane. Each object of a clone gets
+    a new uid, and the clone gets a new CA and a new ServiceAccount key. Tokens, certificates, Leases and Events of the
+    original are left out.
     """
     nodes: bool = False
-    """Whether a clone has the Nodes of the original."""
+    """Whether a clone gets the Nodes of the original."""
     identity_secret_ref: ObjectReference | None = None
-    """The Secret in the namespace of the operator with the private key of age, in its key `identity`: for a snapshot.
-    Delete it when the control plane is Ready.
+    """The Secret in the namespace of the operator with the age private key of the snapshot, in its key `identity`.
+    Delete the Secret when the control plane is Ready.
     """
 
     @model_validator(mode="after")
@@ -251,7 +254,7 @@ class SourceSpec(ApiModel):
 
 
 class ControlPlaneSpec(ApiModel):
-    """What the control plane should be."""
+    """Desired state of the control plane."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -319,46 +322,47 @@ class ControlPlaneSpec(ApiModel):
     )
 
     class_ref: ObjectReference | None = None
-    """The ControlPlaneClass that defaults and policies come from; absent for those of kplane."""
+    """The ControlPlaneClass with defaults and policies of the control plane; absent for the defaults of kplane."""
     mode: ControlPlaneMode = ControlPlaneMode.VIRTUAL
-    """Virtual shares etcd and the public address with others, Dedicated has its own. A change moves the data while the
-    control plane is in use, see `spec.migration`.
+    """mode is Virtual or Dedicated. Virtual shares etcd and public address with other control planes, Dedicated has an
+    etcd and an address of its own. A change moves the data while the control plane is in use, see `spec.migration`.
     """
     migration: MigrationSpec | None = None
-    """How a change of spec.mode, spec.dedicated.volume or spec.virtual.dataStoreRef goes."""
+    """Settings of a migration by a change of spec.mode, spec.dedicated.volume or spec.virtual.dataStoreRef."""
     endpoint_ref: ObjectReference | None = None
-    """The ControlPlaneEndpoint under which an existing API server serves this control plane; absent where kplane is to
-    run the API server and provide the endpoint itself.
+    """The ControlPlaneEndpoint with the address of an existing API server that serves this control plane. If absent,
+    kplane runs the API server and creates the endpoint.
     """
     endpoint_policy: EndpointPolicy | None = None
-    """Which addresses kplane publishes for a control plane. Gateway: people and nodes use that of the gateway. Own:
-    they use that of the API server, and the gateway does not serve it. Both: people use that of the gateway, and nodes
-    that of the API server. The default is that of the class. If the class has none, it is Gateway for mode Virtual if
-    the operator has a gateway, otherwise Own. One that moves from Virtual to Dedicated keeps its address.
+    """The addresses that kplane publishes. With Gateway, people and nodes use the gateway's address. With Own, they use
+    the API server's address, and the gateway does not serve the control plane. With Both, people use the gateway's
+    address, and nodes use the API server's. The default is set by the class. If the class sets none, the default is
+    Gateway for mode Virtual if the operator has a gateway, and for a spec with endpointStyle. It is Own otherwise. A
+    control plane keeps its address when it moves from Virtual to Dedicated.
     """
     endpoint_style: EndpointStyle | None = None
-    """What the address of the gateway looks like. Path: `https://HOST/clusters/<clusterPath>/control-plane`, where the
-    gateway ends TLS. HostName: `https://<clusterPath>.DOMAIN`, where TLS passes through to the API server, and the
-    operator needs a domain for that. The default is that of the class, and Path where that has none.
+    """The form of the gateway's address. Path is `https://HOST/clusters/<clusterPath>/control-plane`, and the gateway
+    terminates TLS. HostName is `https://<clusterPath>.DOMAIN`, and TLS passes through to the API server. HostName
+    requires a domain of the operator. The default is set by the class, or else Path.
     """
     deletion_policy: DeletionPolicy | None = None
-    """What happens to the data on deletion: Retain keeps it, Destroy removes it for good. The default is the policy of
-    the class, and Retain where that has none.
+    """Treatment of the data on deletion: Retain keeps the data, Destroy removes them permanently. The default is set by
+    the class, or else Retain.
     """
     source: SourceSpec | None = None
-    """What the control plane begins with; absent for nothing. Cannot be changed."""
+    """Initial data of the control plane; absent for no data. The field is immutable."""
     virtual: VirtualSpec | None = None
     """Settings of mode Virtual."""
     dedicated: DedicatedSpec | None = None
     """Settings of mode Dedicated."""
     version: VersionText | None = None
-    """The version of Kubernetes that the API server runs, such as 1.36.3 or v1.36.3. The default is that of the class,
-    and the operator's own where that has none. A lower version than the one that runs is refused, and so is one that
-    skips a minor version: condition UpToDate says so then, and what runs stays.
+    """The Kubernetes version of the API server, such as 1.36.3 or v1.36.3. The default is set by the class, or else by
+    the operator. A version below the current version is refused, and a version that skips a minor version is refused.
+    In these cases the current version keeps running, and condition UpToDate has the cause.
     """
     resources: ComputeResources | None = None
-    """Processor and memory of the API server, in the place of those of the class. For what is left out, kplane's
-    defaults count: requests of 100m and 256Mi, and a limit of 2Gi.
+    """Processor and memory of the API server. They take precedence over the resources of the class. kplane's defaults
+    apply to omitted amounts: requests of 100m and 256Mi, and a limit of 2Gi.
     """
 
     @model_validator(mode="after")
@@ -389,150 +393,155 @@ class ControlPlaneSpec(ApiModel):
 
 
 class EndpointAddress(ApiModel):
-    """One address of the control plane."""
+    """An address of the control plane."""
 
     type: EndpointType
-    """Whom the address is for: Internal for clients in the management cluster, External for people, Join for nodes."""
+    """The clients of the address: Internal for clients in the management cluster, External for people, Join for nodes.
+    """
     url: Annotated[str, StringConstraints(max_length=2048)]
-    """The URL to put into a kubeconfig."""
+    """The URL for kubeconfigs."""
 
 
 class RememberedClass(ApiModel):
-    """What the class said when the control plane was last made to follow it."""
+    """Copy of the class, from the last time that the control plane followed the class."""
 
     model_config = ConfigDict(json_schema_extra=ATOMIC_MAP)
 
     name: Annotated[str, StringConstraints(max_length=253)] | None = None
     """Name of the ControlPlaneClass."""
     spec: dict[str, Any] = Field(default_factory=dict)
-    """Its spec."""
+    """Spec of the ControlPlaneClass."""
 
 
 class StorageStatus(ApiModel):
-    """What a control plane keeps in the shared etcd."""
+    """Data of a control plane in the shared etcd."""
 
     keys: Annotated[int, Field(ge=0)]
-    """How many keys it has: one for each object, and a few of the API server's own."""
+    """The number of keys: a key for each object, and some keys of the API server."""
     bytes: Annotated[int, Field(ge=0)]
-    """How many bytes the keys and their present values have. The history that etcd keeps for some minutes is not
+    """The number of bytes of the keys and their current values. The history that etcd keeps for some minutes is not
     counted.
     """
     quota_bytes: Annotated[int, Field(ge=1)] | None = None
-    """The quota in force; absent where the class sets none."""
+    """The quota in force, in bytes; absent if the class sets none."""
 
     @property
     def is_full(self) -> bool:
-        """Whether the quota is used up."""
+        """Whether the quota is exhausted."""
         return self.quota_bytes is not None and self.bytes >= self.quota_bytes
 
 
 class RestoreStatus(ApiModel):
-    """What a control plane began with, as it was when the control plane was made."""
+    """Initial data of a control plane, as they were when the control plane was created."""
 
     snapshot: Annotated[str, StringConstraints(max_length=253)] | None = None
-    """Name of the ControlPlaneSnapshot; absent for the clone of a control plane that runs."""
+    """Name of the ControlPlaneSnapshot; absent for the clone of a ControlPlane."""
     location: Annotated[str, StringConstraints(max_length=1024)] | None = None
-    """The name of the file of the snapshot."""
+    """Name of the snapshot's file."""
     sha256: Annotated[str, StringConstraints(max_length=64)] | None = None
-    """The SHA-256 of the file."""
+    """The SHA-256 of the snapshot's file."""
     control_plane_uid: Annotated[str, StringConstraints(max_length=64)] | None = Field(
         default=None, alias="controlPlaneUID"
     )
-    """The uid of the control plane that the data are of."""
+    """The uid of the control plane from which the data originate."""
     kubernetes_version: Annotated[str, StringConstraints(max_length=63)] | None = None
     """The version of the API server that wrote the data last."""
     begins_at: Annotated[int, Field(ge=1)] | None = None
-    """The least revision of the etcd, above all that the former one ever had; absent for a clone, which has no former
-    one.
+    """The minimum revision of the etcd, which exceeds every revision of the former control plane; absent for a clone.
     """
 
 
 class ControlPlaneStatus(ApiModel):
-    """What the control plane is. A published value stays through transient errors; those show in the conditions."""
+    """Observed state of the control plane.
+
+    Published values stay through transient errors, which are reported in the conditions.
+    """
 
     phase: ControlPlanePhase | None = None
-    """Where the control plane is in its life: Pending and Provisioning before it is published for the first time, Ready
-    while it serves, Unavailable while it does not and the operator retries, Failed while a person has to act,
-    Hibernated while it sleeps, Waking while its API server starts after that.
+    """Pending and Provisioning come before the first publication. Ready means that the control plane serves requests,
+    or that its sleep begins. Unavailable means that it does not serve requests, and the operator retries. Failed means
+    that a person has to act. Migrating means that its data move. Hibernated means that it sleeps, and Waking that its
+    API server starts after a sleep. Terminating means that it is being deleted.
     """
     endpoint: Annotated[str, StringConstraints(max_length=2048)] | None = None
     """The URL of the API server for clients in the management cluster."""
     endpoints: Annotated[list[EndpointAddress], Field(max_length=8), list_map("type")] = Field(default_factory=list)
-    """Every address of the API server."""
+    """All addresses of the API server."""
     kubeconfig_secret_ref: SecretReference | None = None
-    """The Secret with the administrator's kubeconfig: `kubeconfig` for the internal endpoint, `kubeconfig-external` for
-    the external one, and `ca.crt`.
+    """The Secret with the administrator's kubeconfig. Key `kubeconfig` is for the internal endpoint, key
+    `kubeconfig-external` for the external endpoint, and key `ca.crt` has the CA.
     """
     controllers_secret_ref: SecretReference | None = None
     """The Secret with the credentials and keys of the control plane's controllers."""
     cluster_path: Annotated[str, StringConstraints(max_length=63)] | None = None
-    """The path that the control plane's data lies under in a shared etcd."""
+    """The path below which the control plane's data are stored in a shared etcd."""
     claimed_address: Annotated[str, StringConstraints(max_length=4096)] | None = None
-    """The address, of an API server that kplane does not run, that is the control plane's own: written before anything
-    is made there, and refused to others as long as it is here or in `endpoint`.
+    """The address that the control plane reserves at an API server that kplane does not run. It is recorded before the
+    operator creates any object there. Other control planes cannot use an address that is here or in `endpoint`.
     """
     cluster_uid: Annotated[str, StringConstraints(max_length=64)] | None = Field(default=None, alias="clusterUID")
-    """The uid of namespace `kube-system` in the control plane, which tells one cluster from another, whatever its
-    address. In an adopted cluster the operator writes nothing before it is here, and nothing if another uid is found.
+    """The uid of namespace `kube-system` in the control plane. It identifies the cluster independently of its address.
+    The operator writes no object into an adopted cluster before this uid is recorded, or if the cluster has another
+    uid.
     """
     service_cidr: Annotated[str, StringConstraints(max_length=43)] | None = Field(default=None, alias="serviceCIDR")
-    """The network that Services get their addresses from, where kplane runs the API server. It stays as it was when the
-    control plane was made.
+    """The network from which Services get their addresses, if kplane runs the API server. It is set when the control
+    plane is created, and does not change.
     """
     namespace_uid: Annotated[str, StringConstraints(max_length=64)] | None = Field(default=None, alias="namespaceUID")
-    """The uid of the control plane's namespace. The operator takes over no other namespace of that name."""
+    """The uid of the control plane's namespace. The operator does not use another namespace of the same name."""
     deletion_policy: DeletionPolicy | None = None
-    """The policy in force, remembered so that a deletion keeps to it where the class is gone by then."""
+    """The deletion policy in force. It is recorded so that a deletion follows it after the class is deleted."""
     remembered_class: RememberedClass | None = None
-    """What the class decided, which stays in force where the class is deleted, until another one is named."""
+    """Copy of the class. It stays in force after the deletion of the class, until the spec names another class."""
     credentials_expire_at: AwareDatetime | None = None
-    """When the credentials in the published kubeconfig end; the Secret has others before, after a third of their
-    life.
+    """The time at which the credentials in the published kubeconfig expire. The operator renews them earlier, after a
+    third of their lifetime.
     """
     version: Annotated[str, StringConstraints(max_length=63)] | None = None
     """The version that the API server reports."""
     home: Home | None = None
-    """Where the data live; absent for those of an API server that kplane does not run."""
+    """The home with the data; absent if kplane does not run the API server."""
     data_identity: Annotated[str, StringConstraints(max_length=64)] | None = None
-    """A random id that the data have in their etcd. No API server starts on data without it: see reason DataLost."""
+    """A random id of the data in etcd. No API server starts on data without this id: see reason DataLost."""
     migration: MigrationStatus | None = None
-    """The latest move of the data to another home; absent where there was none."""
+    """The latest migration of the data to another home; absent if there was none."""
     storage: StorageStatus | None = None
-    """What the control plane keeps in the shared etcd; absent for other control planes than those of mode Virtual that
-    kplane runs. The operator measures it every ten minutes, and writes it down if it changed by a tenth, or passed 80
-    or 100 % of the quota.
+    """Data of the control plane in the shared etcd; only for control planes of mode Virtual that kplane runs. The
+    operator measures every ten minutes. It updates the field after a change by a tenth, or if the usage passes 80 % or
+    100 % of the quota.
     """
     hibernation: HibernationStatus | None = None
-    """Since when the control plane sleeps; absent while it is awake. It is written before the API server ends, and goes
-    when an API server answers again.
+    """Start and reason of the sleep; absent while the control plane is awake. The field is set before the API server
+    stops, and removed when an API server responds again.
     """
     restore: RestoreStatus | None = None
-    """What the control plane was restored or cloned from; absent for one without spec.source."""
+    """The snapshot or control plane with the initial data; absent without spec.source."""
     rotation: RotationStatus | None = None
-    """The latest exchange of the CAs and the ServiceAccount key; begun by the annotation
-    `controlplane.kplane.dev/rotate`, once for each of its values.
+    """The latest rotation of the CAs and the ServiceAccount key. Each new value of annotation
+    `controlplane.kplane.dev/rotate` starts a rotation.
     """
     key_fingerprints: Annotated[dict[str, Annotated[str, StringConstraints(max_length=64)]], Field(max_length=16)] = (
         Field(default_factory=dict)
     )
-    """The SHA-256 of each key, by entry of Secret `control-plane-authorities`: of a public key, or of `encryption.key`
-    itself. No key can be read from it. The operator uses no other keys: see reason KeysChanged.
+    """The SHA-256 of each public key, and of `encryption.key`, by entry of Secret `control-plane-authorities`. Keys
+    cannot be derived from it. The operator uses no keys with other fingerprints: see reason KeysChanged.
     """
     observed_generation: Annotated[int, Field(ge=0)] | None = None
-    """The metadata.generation that this status answers."""
+    """The metadata.generation that the operator observed last."""
     conditions: Conditions = Field(default_factory=list)
-    """The state in detail; Ready sums it up."""
+    """The detailed state; Ready summarizes it."""
 
 
 class ControlPlane(ResourceModel):
-    """A Kubernetes control plane of its own: an API server with its own data, users and resource types."""
+    """A Kubernetes control plane of a tenant: an API server with separate data, users and resource types."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             Rule(
                 rule=(
-                    # Finalizers must go even where path and status differ: what leaves the spec alone is not refused.
-                    # One of mode Dedicated cannot name a path, and keeps that which it had as Virtual.
+                    # Updates that keep the spec are accepted: finalizers must go even if path and status differ.
+                    # A control plane of mode Dedicated cannot set a path, and keeps the path from mode Virtual.
                     "self.spec == oldSelf.spec || !has(oldSelf.status) || !has(oldSelf.status.clusterPath)"
                     " || self.spec.mode == 'Dedicated'"
                     " || self.spec.?virtual.?clusterPath.orValue(self.metadata.name) == oldSelf.status.clusterPath"
@@ -556,8 +565,8 @@ class ControlPlane(ResourceModel):
                 field_path=".spec",
                 reason="FieldValueForbidden",
             ),
-            # A rule without oldSelf counts at creation too, and has to let pass what had such a name before. Edits of
-            # the spec need a rule of their own. The models accept these names, because the operator reads such objects.
+            # A rule without oldSelf applies to creations too, and must accept older objects with such a name. Edits of
+            # the spec need a separate rule. The models accept these names, because the operator reads such objects.
             Rule(
                 rule=f"has(self.status) || {_EFFECTIVE_PATH_FITS}",
                 message=_EFFECTIVE_PATH_MESSAGE,
@@ -592,45 +601,45 @@ class ControlPlane(ResourceModel):
     )
 
     spec: ControlPlaneSpec
-    """What the control plane should be."""
+    """Desired state of the control plane."""
     status: ControlPlaneStatus = Field(default_factory=ControlPlaneStatus)
-    """What the control plane is; written by the operator."""
+    """Observed state of the control plane; written by the operator."""
 
     @property
     def cluster_path(self) -> str:
-        """The path in force: `spec.virtual.clusterPath`, else the object's name, which need not be a valid path.
+        """The path in force: `spec.virtual.clusterPath`, or else the object's name, which may be an invalid path.
 
-        One that was of mode Virtual keeps the path that it had.
+        A control plane that was of mode Virtual keeps its path in mode Dedicated.
         """
-        given = self.spec.virtual.cluster_path if self.spec.virtual is not None else None
-        if given is None and self.spec.mode is ControlPlaneMode.DEDICATED:
-            given = self.status.cluster_path
-        return given if given is not None else self.metadata.name
+        path = self.spec.virtual.cluster_path if self.spec.virtual is not None else None
+        if path is None and self.spec.mode is ControlPlaneMode.DEDICATED:
+            path = self.status.cluster_path
+        return path if path is not None else self.metadata.name
 
     @property
     def data_loss_acceptance(self) -> str:
-        """Value of annotation `accept-data-loss` that accepts a loss of the present data, and not of later ones."""
+        """Value of annotation `accept-data-loss` that accepts the loss of the current data, but no later loss."""
         return self.status.data_identity or self.metadata.uid or ""
 
     @property
     def is_data_loss_accepted(self) -> bool:
-        """Whether a user accepted the loss of the data that the status names."""
+        """Whether a user accepted the loss of the data whose id is in the status."""
         return self.metadata.annotations.get(ACCEPT_DATA_LOSS_ANNOTATION) == self.data_loss_acceptance
 
     @property
     def home(self) -> Home:
-        """Where the data live; the spec may ask for another mode."""
+        """The current home of the data; the spec may request another mode."""
         return self.status.home or self.home_asked_for()
 
     def home_asked_for(self, *, by_class: DataStoreReference | None = None) -> Home:
-        """Return what the spec asks for. `by_class` counts where it names no data store."""
+        """Return the home that the spec requests. `by_class` is the data store if the spec names none."""
         if self.spec.mode is ControlPlaneMode.DEDICATED:
             volume = self.spec.dedicated.volume if self.spec.dedicated is not None else None
             return Home(mode=self.spec.mode, volume=volume)
-        named = (self.spec.virtual.data_store_ref if self.spec.virtual is not None else None) or by_class
-        asked = named.name if named is not None else DEFAULT_DATA_STORE
-        return Home(mode=self.spec.mode, data_store=asked if asked != DEFAULT_DATA_STORE else None)
+        reference = (self.spec.virtual.data_store_ref if self.spec.virtual is not None else None) or by_class
+        name = reference.name if reference is not None else DEFAULT_DATA_STORE
+        return Home(mode=self.spec.mode, data_store=name if name != DEFAULT_DATA_STORE else None)
 
     def at(self, home: Home) -> ControlPlane:
-        """Return the control plane as one that lives there: for what is done in the other home of a migration."""
+        """Return a copy of the control plane that has this home, for operations on the other home of a migration."""
         return self.model_copy(update={"status": self.status.model_copy(update={"home": home})})

@@ -39,7 +39,7 @@ __all__ = [
 
 
 class AuthModel(StrEnum):
-    """How the published kubeconfig authenticates; `v0` and `basic` are older names of `token`."""
+    """Authentication of the published kubeconfig; `v0` and `basic` are older names of `token`."""
 
     V0 = "v0"
     BASIC = "basic"
@@ -48,10 +48,10 @@ class AuthModel(StrEnum):
 
 
 class ControllersProfile(StrEnum):
-    """Which controllers an instance of kube-controller-manager runs.
+    """Set of controllers that an instance of kube-controller-manager runs.
 
-    Core is what makes an API server complete (namespaces, service accounts, garbage collection, roles, certificates),
-    Nodeless adds the controllers of workloads, Full adds those of nodes and volumes.
+    Core completes an API server (namespaces, service accounts, garbage collection, roles, certificates). Nodeless adds
+    the controllers of workloads. Full adds the controllers of nodes and volumes.
     """
 
     CORE = "Core"
@@ -60,25 +60,26 @@ class ControllersProfile(StrEnum):
 
 
 _SHORTEST_LIFETIME: Final = "10m"
-"""No API server grants a token of less (TokenRequest's expirationSeconds, k8s.io/api/authentication/v1)."""
+"""Minimum of TokenRequest's expirationSeconds (k8s.io/api/authentication/v1); API servers refuse shorter lifetimes."""
 _LONGEST_LIFETIME: Final = "8760h"
 
 _ROLE_SENTENCE: Final = "must be the name of a ClusterRole: without '/' and '%', and other than '.' and '..'"
 
 
 def _role_name(name: str) -> str:
-    """Hold a name to the rule of `defaultRole`, for objects that no API server has seen yet."""
+    """Validate a name by the rule of `defaultRole`, for objects that no API server has validated."""
     if name in {".", ".."} or "/" in name or "%" in name:
         raise ValueError(f"it {_ROLE_SENTENCE}")
     return name
 
 
 class AuthSpec(ApiModel):
-    """Who the published kubeconfig is for the control plane, and how it proves it."""
+    """Identity of the published kubeconfig in the control plane, and its authentication."""
 
     model: AuthModel = AuthModel.TOKEN
-    """How the kubeconfig authenticates: `token` by a ServiceAccount token that is renewed before it expires, `x509` by
-    a client certificate that is renewed likewise. `v0` and `basic`, which existing manifests have, mean `token`.
+    """The authentication of the kubeconfig: `token` or `x509`. The model `token` publishes a ServiceAccount token that
+    is renewed before it expires. The model `x509` publishes a client certificate that is renewed in the same way. The
+    models `v0` and `basic`, which existing manifests have, mean `token`.
     """
     default_role: Annotated[
         str,
@@ -93,10 +94,10 @@ class AuthSpec(ApiModel):
             )
         ),
     ] = "cluster-admin"
-    """The ClusterRole that the kubeconfig's identity has in every namespace of the control plane: cluster-admin, admin,
-    edit, view, or any other that is there. Holders of admin and edit can make themselves cluster-admin, because these
-    roles may act as the ServiceAccounts of kube-system. view cannot. A change replaces the former role as soon as
-    the new one exists in the control plane.
+    """Name of the ClusterRole that the kubeconfig's identity has in every namespace of the control plane:
+    cluster-admin, admin, edit, view, or any other existing ClusterRole. Holders of admin and edit can make themselves
+    cluster-admin, because these roles may act as the ServiceAccounts of kube-system. view cannot. A change replaces the
+    former role as soon as the new role exists in the control plane.
     """
     lifetime: Annotated[
         str,
@@ -104,19 +105,19 @@ class AuthSpec(ApiModel):
         duration_within(_SHORTEST_LIFETIME, _LONGEST_LIFETIME),
         duration_rules("spec.auth.lifetime", shortest=_SHORTEST_LIFETIME, longest=_LONGEST_LIFETIME),
     ] = "72h"
-    """How long tokens and client certificates in published Secrets are valid, such as 72h, 90m or 1h30m; from 10m to
-    8760h. The API server of a control plane may grant tokens another lifetime. They are renewed after a third of it.
-    A change issues new ones at once; those issued before stay valid until their own end.
+    """The validity period of tokens and client certificates in published Secrets, such as 72h, 90m or 1h30m; from 10m
+    to 8760h. The API server of a control plane may grant tokens another lifetime. Credentials are renewed after a third
+    of their lifetime. A change issues new credentials at once. Former credentials stay valid until they expire.
     """
 
     @property
     def lifetime_asked(self) -> timedelta:
-        """`lifetime` as what it stands for."""
+        """`lifetime` as a timedelta."""
         return parse_duration(self.lifetime)
 
 
 _LARGEST: Final = 2**63 - 1
-"""The largest number that an object of Kubernetes holds."""
+"""The largest integer in an object of Kubernetes."""
 
 _PROFILE_OR_EXPLICIT: Final = "say either spec.controllers.profile or spec.controllers.explicit, not both"
 _SOME_RUN: Final = (
@@ -126,22 +127,22 @@ _SOME_RUN: Final = (
 
 
 def _some_run(names: list[str]) -> list[str]:
-    """Hold a list to the rule of `explicit`, for objects that no API server has seen yet."""
+    """Validate a list by the rule of `explicit`, for objects that no API server has validated."""
     if all(name.startswith("-") for name in names):
         raise ValueError(_SOME_RUN)
     return names
 
 
 class ControllersSettings(ApiModel):
-    """Which controllers run for a control plane: those of a profile, or those of a list."""
+    """Controllers of a control plane: a profile or an explicit list."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(Rule(rule="!has(self.profile) || !has(self.explicit)", message=_PROFILE_OR_EXPLICIT))
     )
 
     profile: ControllersProfile | None = None
-    """Core: what makes an API server complete (namespaces, service accounts, garbage collection, roles, certificates).
-    Nodeless: those, and the controllers of workloads. Full: those, and the controllers of nodes and volumes.
+    """Core completes an API server (namespaces, service accounts, garbage collection, roles, certificates). Nodeless
+    adds the controllers of workloads. Full adds the controllers of nodes and volumes.
     """
     explicit: (
         Annotated[
@@ -158,9 +159,9 @@ class ControllersSettings(ApiModel):
         ]
         | None
     ) = None
-    """Controllers by their names, as in --controllers of kube-controller-manager: `job-controller` is one that runs,
-    `-job-controller` one that does not, `*` stands for all that are on by default. One whose keys the control plane
-    does not have, such as the one that signs certificates, is left out.
+    """Names of controllers, as in --controllers of kube-controller-manager: `job-controller` enables that controller,
+    `-job-controller` disables it, `*` enables all controllers that are on by default. A controller is omitted if the
+    control plane lacks its keys. The controller that signs certificates is an example.
     """
 
     @model_validator(mode="after")
@@ -171,7 +172,7 @@ class ControllersSettings(ApiModel):
 
     @property
     def chosen(self) -> bool:
-        """Whether they say anything."""
+        """Whether a profile or a list is set."""
         return self.profile is not None or self.explicit is not None
 
 
@@ -179,18 +180,18 @@ _CRON_FIELD: Final = r"[0-9A-Za-z*/,#-]+"
 
 
 class SnapshotSettings(ApiModel):
-    """When the operator makes snapshots of the control planes of a class, and how many it keeps."""
+    """Schedule of the snapshots of control planes, and the number of snapshots that the operator keeps."""
 
     schedule: Annotated[
         str, StringConstraints(min_length=9, max_length=128, pattern=rf"^{_CRON_FIELD}( {_CRON_FIELD}){{4}}$")
     ]
-    """When, as in cron and in UTC: minute, hour, day of month, month, day of week. `23 */6 * * *` is every six hours.
-    Each control plane has a delay of its own, of at most ten minutes and a tenth of the interval. If the operator was
-    down at that time, it makes one snapshot when it is back.
+    """The schedule as in cron and in UTC: minute, hour, day of month, month, day of week. `23 */6 * * *` is every six
+    hours. Each control plane has its own delay, of at most ten minutes and a tenth of the interval. If the operator was
+    down at a scheduled time, it creates a single snapshot after its restart.
     """
     retain: Annotated[int, Field(ge=1, le=1000)] = 7
-    """How many completed snapshots of each control plane stay. The operator deletes older ones that it made by the
-    schedule, and no others.
+    """The number of completed snapshots that are kept for each control plane. The operator deletes older snapshots that
+    it created by the schedule, and no other snapshots.
     """
 
 
@@ -200,25 +201,25 @@ _BODY_SENTENCE: Final = "must be from 1Ki to 1Gi, such as 1Mi"
 
 
 def _body_length(text: str) -> str:
-    """Hold an amount to the rule of `requestBytes`, for objects that no API server has seen yet."""
+    """Validate an amount by the rule of `requestBytes`, for objects that no API server has validated."""
     if not _SHORTEST_BODY <= quantity(text) <= _LONGEST_BODY:
         raise ValueError(f"it {_BODY_SENTENCE}")
     return text
 
 
 class RequestLimits(ApiModel):
-    """How much of the gateway each control plane of a class may use at one time; absent for no limit.
+    """Limits of each control plane of a class at the gateway; absent for no limit.
 
-    Requests beyond a limit get 429 or 413, with a Status object that says so. Each replica of the gateway counts by
-    itself.
+    The gateway refuses requests beyond a limit with 429 or 413, and a Status object with the cause. Each replica of the
+    gateway counts separately.
     """
 
     requests_in_flight: Annotated[int, Field(ge=1, le=16384)] | None = None
-    """How many requests that read, and as many that change something, may be open at one time. Watches count among
-    those that read, for as long as they are open.
+    """Maximum number of open requests that read, and maximum number of open requests that write. A watch counts as a
+    request that reads, while it is open.
     """
     requests_per_second: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """How many requests may come in a second. After a pause, those of two seconds may come at once."""
+    """Maximum number of requests per second. After a pause, the requests of two seconds may arrive at once."""
     request_bytes: (
         Annotated[
             StorageAmount,
@@ -237,13 +238,13 @@ class RequestLimits(ApiModel):
         ]
         | None
     ) = None
-    """How long the body of a request that changes something may be, such as 1Mi; from 1Ki to 1Gi. The API server
-    refuses bodies of more than 3Mi in any case. Streams to pods, such as those of `kubectl exec`, are not limited.
+    """Maximum size of the body of a request that writes, such as 1Mi; from 1Ki to 1Gi. The API server refuses bodies of
+    more than 3Mi in any case. Streams to pods, such as the streams of `kubectl exec`, are not limited.
     """
 
     request_idle_seconds: Annotated[int, Field(ge=5, le=3600)] | None = None
-    """How many seconds a request that changes something may go without a byte in either direction; 60 if absent. A
-    request whose body stops gets 408. An upload that continues, a watch and a stream to a pod are not ended.
+    """Maximum number of seconds without a byte in either direction of a request that writes; 60 if absent. A request
+    whose body stops gets 408. Uploads that continue, watches, and streams to pods are not ended.
     """
 
     @property
@@ -253,31 +254,31 @@ class RequestLimits(ApiModel):
 
 
 class StorageSettings(ApiModel):
-    """How much a control plane may keep in the shared etcd."""
+    """Limit of the data of a control plane in the shared etcd."""
 
     quota: StorageAmount | None = None
-    """How many bytes the keys and values of a control plane may have, such as 256Mi; absent for no limit. The quota
-    warns: from 80 % on, condition StorageSufficient and an Event say so, and once more at 100 %. From then on the
-    gateway refuses requests that add data, with 403. An API server's own address refuses none.
+    """Quota for the bytes of the keys and values of a control plane, such as 256Mi; absent for no limit. Condition
+    StorageSufficient and an Event warn at 80 %, and again at 100 %. From 100 % on the gateway refuses requests that add
+    data, with 403. The API server's own address refuses no request.
     """
 
 
 class VirtualSettings(ApiModel):
-    """What counts for the control planes of mode Virtual that kplane runs."""
+    """Settings of control planes of mode Virtual that kplane runs."""
 
     storage: StorageSettings | None = None
-    """How much a control plane may keep in the shared etcd."""
+    """Limit of the data of a control plane in the shared etcd."""
     data_store_ref: DataStoreReference | None = None
-    """The shared etcd of each control plane that names none itself; absent for `default`. A change moves the data of
-    them all while they are in use; four begin at once.
+    """The shared etcd of each control plane whose spec names none; absent for `default`. A change moves the data of all
+    these control planes while they are in use, at most four at a time.
     """
     start: StartPolicy | None = None
-    """When the API server runs of each control plane that does not say it itself: Always, or OnDemand. The default is
-    OnDemand for those whose only address is the gateway's, and Always for others.
+    """The start policy of each control plane whose spec sets none: Always or OnDemand. The default is OnDemand for
+    control planes whose only address is the gateway's, and Always for others.
     """
     idle: IdleSettings | None = None
-    """When control planes that start on demand fall asleep again; absent for never. Set it only if a gateway writes
-    when they are used.
+    """Time until idle control planes that start on demand fall asleep; absent for never. Set it only if a gateway
+    records the use of control planes.
     """
 
 
@@ -285,93 +286,93 @@ class ControlPlaneClassSpec(ApiModel):
     """Defaults and policies for the control planes of the class."""
 
     deletion_policy: DeletionPolicy | None = None
-    """What happens to the data of a deleted control plane that sets no policy itself: Retain (default) or Destroy."""
+    """The deletion policy of each control plane whose spec sets none: Retain (default) or Destroy."""
     endpoint_policy: EndpointPolicy | None = None
-    """Which addresses kplane publishes for each control plane that does not say it itself: Gateway, Own or Both. It
-    does not count for those with spec.endpointRef.
+    """The addresses that kplane publishes for each control plane whose spec sets no policy: Gateway, Own or Both.
+    Control planes with spec.endpointRef ignore the field.
     """
     endpoint_style: EndpointStyle | None = None
-    """What the address of the gateway looks like for each control plane that does not say it itself: Path or HostName.
-    It does not count for those with spec.endpointRef.
+    """The form of the gateway's address for each control plane whose spec sets none: Path or HostName. Control planes
+    with spec.endpointRef ignore the field.
     """
     limits: RequestLimits | None = None
-    """How much of the gateway each control plane of the class may use at one time; absent for no limit."""
+    """Limits of each control plane of the class at the gateway; absent for no limit."""
     auth: AuthSpec = AuthSpec()
-    """Who the published kubeconfig is for the control plane, and how it proves it."""
+    """Identity of the published kubeconfig in the control plane, and its authentication."""
     addons: Annotated[
         list[Annotated[str, StringConstraints(min_length=1, max_length=253)]], Field(max_length=64), ATOMIC_LIST
     ] = Field(default_factory=list)
-    """Add-ons that every control plane of the class gets, and loses when they are taken off the list. `starter`: a
-    ConfigMap in which everybody in the control plane can read how it is reached. `kubeadm-join`: what `kubeadm join`
-    needs, with a bootstrap token that is renewed. Any other name: the manifests in the ConfigMap of that name in the
-    namespace of the operator, which has to have the label controlplane.kplane.dev/addon: "true".
+    """Add-ons of every control plane of the class. An add-on is removed when it is taken off the list. Add-on `starter`
+    is a ConfigMap with the address of the control plane, readable for all users in the control plane. Add-on
+    `kubeadm-join` has the objects that `kubeadm join` needs, with a bootstrap token that is renewed. Any other name is
+    the name of a ConfigMap with manifests in the namespace of the operator. The ConfigMap must have the label
+    controlplane.kplane.dev/addon: "true".
     """
     modes_allowed: Annotated[list[ControlPlaneMode], Field(max_length=8), ATOMIC_LIST] = Field(default_factory=list)
     """Modes that control planes of the class may have; absent or empty for every mode."""
     controllers: ControllersSettings | None = None
-    """Which controllers run for control planes of the class whose registration does not say it. Otherwise
-    --controllers of the multicluster controller manager counts, and without that flag profile Nodeless.
+    """Controllers of each control plane whose registration sets none. If the field is absent, --controllers of the
+    multicluster controller manager applies. Without that flag, the profile is Nodeless.
     """
     default_services: Services = Field(default_factory=list)
-    """Services that each control plane of the class is registered for by itself; absent or empty for none. It counts
-    when the registration is made: one that exists is never changed.
+    """Services of the registration that the operator creates for each control plane of the class; absent or empty for
+    no registration. The field applies when the registration is created. Existing registrations are never changed.
     """
     virtual: VirtualSettings | None = None
-    """What counts for the control planes of mode Virtual that kplane runs."""
+    """Settings of control planes of mode Virtual that kplane runs."""
     version: VersionText | None = None
-    """The version of Kubernetes that the API servers of control planes run which set none themselves, such as 1.36.3;
-    absent for the operator's own. It does not count for those with spec.endpointRef.
+    """The Kubernetes version of the API server of each control plane whose spec sets none, such as 1.36.3; absent for
+    the operator's default. Control planes with spec.endpointRef ignore the field.
     """
     snapshots: SnapshotSettings | None = None
-    """When the operator makes a ControlPlaneSnapshot of each control plane of the class by itself; absent for never. It
-    does not count for those with spec.endpointRef.
+    """Schedule by which the operator creates a ControlPlaneSnapshot of each control plane of the class; absent for no
+    schedule. Control planes with spec.endpointRef ignore the field.
     """
     etcd: EtcdSettings | None = None
-    """The etcd of each control plane of mode Dedicated that sets none itself; absent for one member."""
+    """The etcd of each control plane of mode Dedicated whose spec sets none; absent for one member."""
     resources: ComputeResources | None = None
-    """Processor and memory of the API server of each control plane that sets none itself. It does not count for those
-    with spec.endpointRef.
+    """Processor and memory of the API server of each control plane whose spec sets none. Control planes with
+    spec.endpointRef ignore the field.
     """
     api_server: ApiServerSettings | None = None
-    """Flags, logins, audit log, encryption and Service network of the API servers of control planes. It does not count
-    for those with spec.endpointRef.
+    """Flags, login, audit log, encryption and Service network of the API servers of control planes. Control planes with
+    spec.endpointRef ignore the field.
     """
     pods: PodScheduling | None = None
-    """Where the pods of control planes run: API servers, their etcds, and mcm of their own. It counts where the
+    """Scheduling of the pods of control planes: API servers, their etcds, and dedicated mcms. The field applies if the
     operator runs them as pods.
     """
     service: ServiceSettings | None = None
-    """The Service of each API server. It counts where the operator runs them as pods.
-    """
+    """The Service of each API server. The field applies if the operator runs API servers as pods."""
 
     @property
     def storage_quota_bytes(self) -> int | None:
-        """The storage quota of mode Virtual as a number; None where there is none."""
+        """The storage quota of mode Virtual in bytes; None if there is none."""
         storage = self.virtual.storage if self.virtual is not None else None
         if storage is None or storage.quota is None:
             return None
         return min(max(1, int(quantity(storage.quota))), _LARGEST)
 
     allowed_destinations: Annotated[list[Destination], Field(max_length=32), ATOMIC_LIST] = Field(default_factory=list)
-    """What the API servers of control planes of the class may connect to besides their etcd, for example for webhooks,
-    aggregated APIs and the kubelets of nodes that joined; absent or empty for nothing. All tenants of the class reach
-    these addresses. It does not count for those with spec.endpointRef.
+    """Destinations to which the API servers of control planes of the class may connect, besides their etcd. Examples
+    are webhooks, aggregated APIs, and the kubelets of nodes that joined. Absent or empty allows no destination. All
+    tenants of the class reach these addresses. Control planes with spec.endpointRef ignore the field.
     """
 
 
 class ControlPlaneClassStatus(ApiModel):
-    """What the operator makes of the class."""
+    """Observed state of the class."""
 
     observed_generation: Annotated[int, Field(ge=0)] | None = None
-    """The metadata.generation that this status answers."""
+    """The metadata.generation that the operator observed last."""
     control_planes: Annotated[int, Field(ge=0)] | None = None
-    """How many control planes name this class, those that are being deleted included."""
+    """The number of control planes that name this class, including control planes that are being deleted."""
     conditions: Conditions = Field(default_factory=list)
-    """Ready: the class can be acted on. Supported: False where a control plane cannot be given what the class says."""
+    """Ready is True if the class is valid. Supported is False if a control plane cannot have a setting of the class."""
 
 
 class ControlPlaneClass(ResourceModel):
-    """Defaults and policies that control planes take from the class they name in `spec.classRef`."""
+    """Defaults and policies for the control planes that name the class in `spec.classRef`."""
 
     resource: ClassVar[ResourceInfo] = ResourceInfo(
         kind="ControlPlaneClass",
@@ -389,4 +390,4 @@ class ControlPlaneClass(ResourceModel):
     spec: ControlPlaneClassSpec
     """Defaults and policies for the control planes of the class."""
     status: ControlPlaneClassStatus = Field(default_factory=ControlPlaneClassStatus)
-    """What the operator makes of the class; written by the operator."""
+    """Observed state of the class; written by the operator."""

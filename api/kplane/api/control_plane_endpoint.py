@@ -16,41 +16,41 @@ _PublishedUrl = Annotated[str, StringConstraints(max_length=2048)]
 
 
 class ControlPlaneEndpointSpec(ApiModel):
-    """The addresses of a control plane, and how kplane gets in where it does not run the API server itself."""
+    """Addresses of a control plane, and credentials for an API server that kplane does not run."""
 
     endpoint: Annotated[HttpsUrl, url_rules("spec.endpoint")] | None = None
     """The https URL for clients in the management cluster."""
     external_endpoint: Annotated[HttpsUrl, url_rules("spec.externalEndpoint")] | None = None
-    """The https URL for people and programs elsewhere."""
+    """The https URL for clients outside of the management cluster."""
     join_endpoint: Annotated[HttpsUrl, url_rules("spec.joinEndpoint")] | None = None
     """The https URL for nodes that join."""
     credentials_secret_ref: SecretReference | None = None
-    """The Secret whose key `kubeconfig` holds the credentials that kplane sets an existing API server up with. They
-    need to be an administrator's, and are not handed on. The Secret has to carry the label
-    `controlplane.kplane.dev/allow-endpoint: "true"`, by which its owner agrees.
+    """The Secret whose key `kubeconfig` has the credentials with which kplane sets up an existing API server. They must
+    be credentials of an administrator. kplane does not hand them on. The owner of the Secret consents by the label
+    `controlplane.kplane.dev/allow-endpoint: "true"`.
     """
 
 
 class ControlPlaneEndpointStatus(ApiModel):
-    """The addresses in force: those of the spec, unless another controller writes others here.
+    """Addresses in force: the addresses of the spec, unless another controller writes addresses into the status.
 
-    Ready says whether the endpoint can be used as it is written, Reachable whether its API server answers.
+    Ready is True if the endpoint is valid, Reachable is True if its API server responds.
     """
 
     endpoint: _PublishedUrl | None = None
     """The URL for clients in the management cluster."""
     external_endpoint: _PublishedUrl | None = None
-    """The URL for people and programs elsewhere."""
+    """The URL for clients outside of the management cluster."""
     join_endpoint: _PublishedUrl | None = None
     """The URL for nodes that join."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
-    """The metadata.generation that this status answers."""
+    """The metadata.generation that was observed last."""
     conditions: Conditions = Field(default_factory=list)
-    """The state in detail; Ready sums it up."""
+    """The detailed state; Ready summarizes it."""
 
 
 class ControlPlaneEndpoint(ResourceModel):
-    """The addresses under which the API server of a control plane is reached."""
+    """The addresses of the API server of a control plane."""
 
     resource: ClassVar[ResourceInfo] = ResourceInfo(
         kind="ControlPlaneEndpoint",
@@ -66,6 +66,6 @@ class ControlPlaneEndpoint(ResourceModel):
     )
 
     spec: ControlPlaneEndpointSpec
-    """The addresses, and how kplane gets in."""
+    """Addresses of the control plane, and credentials for an API server that kplane does not run."""
     status: ControlPlaneEndpointStatus = Field(default_factory=ControlPlaneEndpointStatus)
-    """The addresses in force; written by the controller that provides the endpoint."""
+    """Addresses in force; written by the controller that provides the endpoint."""

@@ -1,4 +1,4 @@
-"""ControlPlaneRegistration: the wish that services run for a control plane."""
+"""ControlPlaneRegistration: a request for services for a control plane."""
 
 from __future__ import annotations
 
@@ -23,87 +23,92 @@ __all__ = [
 
 
 class RegistrationMode(StrEnum):
-    """Shared: one multicluster controller manager serves many registrations; Dedicated: one of its own."""
+    """Shared uses a multicluster controller manager of many registrations; Dedicated uses a separate process."""
 
     SHARED = "Shared"
     DEDICATED = "Dedicated"
 
 
 class ControlPlaneRegistrationSpec(ApiModel):
-    """Which services run, and for which control plane."""
+    """Requested services, and their control plane."""
 
     control_plane_ref: ObjectReference
-    """The ControlPlane to serve. Naming another one moves the services: they end at the old one first."""
+    """The ControlPlane to serve. A change moves the services, which end at the former control plane first."""
     endpoint_ref: ObjectReference | None = None
-    """The ControlPlaneEndpoint to reach it by; the default is the control plane's own."""
+    """The ControlPlaneEndpoint with the address that the services use. The default is the endpoint of the control
+    plane.
+    """
     services: Services = Field(default_factory=list)
-    """What runs for the control plane: Controllers (kube-controller-manager), Scheduler (kube-scheduler). Absent or
-    empty for nothing. Lower case is accepted as well, and duplicates count once. Workloads is accepted beside them, and
-    nothing serves it: condition Supported says so. Of several registrations that ask for one service of a control
-    plane, the oldest has it. The others are not ready (ServiceTaken).
+    """Services of the control plane: Controllers (kube-controller-manager), Scheduler (kube-scheduler). Absent or empty
+    requests no service. Lower case is accepted, and duplicates are ignored. Workloads is accepted beside other
+    services, and has no effect, as condition Supported reports. If several registrations request the same service of a
+    control plane, the oldest registration gets it. The other registrations are not ready (ServiceTaken).
     """
     mode: RegistrationMode | None = None
-    """Shared: by a controller manager that serves many registrations; Dedicated: by one of its own. A change ends the
-    services at the one before they begin at the other.
+    """Shared uses a controller manager that serves many registrations, Dedicated uses a controller manager for this
+    registration only. After a change, the services end in the former controller manager before they start in the other.
     """
     kubeconfig_secret_ref: SecretReference | None = None
-    """The Secret with the kubeconfig to use; the default is the one that the control plane publishes."""
+    """The Secret with the kubeconfig to use. The default is the Secret that the control plane publishes."""
     controllers: ControllersSettings | None = None
-    """Which controllers run; the default is what the class of the control plane says."""
+    """Controllers to run. The default is set by the class of the control plane."""
 
 
 class InstanceStatus(ApiModel):
-    """What works, or may work, for a registration: kube-controller-manager, kube-scheduler, or both."""
+    """An instance that runs, or may run, for a registration: kube-controller-manager, kube-scheduler, or both."""
 
     control_plane_uid: Annotated[str, StringConstraints(max_length=128)] | None = Field(
         default=None, alias="controlPlaneUID"
     )
-    """metadata.uid of the control plane that it works for; of the former one while the registration moves."""
+    """metadata.uid of the control plane that the instance serves. While the registration moves, this is the former
+    control plane.
+    """
     version: Annotated[str, StringConstraints(max_length=63)] | None = None
-    """The version of kube-controller-manager, or of kube-scheduler where that runs alone."""
+    """The version of kube-controller-manager, or of kube-scheduler if the instance has no kube-controller-manager."""
     services: Annotated[list[Service], Field(max_length=16), ATOMIC_LIST] = Field(default_factory=list)
-    """The services that it provides. Another registration can get one of them when this no longer names it."""
+    """The services of the instance. Another registration can get a service when it is no longer in this list."""
     mode: RegistrationMode | None = None
-    """Who runs it: a controller manager that serves many registrations (Shared, also where this is absent), or one of
-    the registration's own (Dedicated). It differs from the mode of the registration while that changes.
+    """The mode of the controller manager that runs the instance: Shared (also if absent) or Dedicated. It differs from
+    the mode of the registration during a change of mode.
     """
 
 
 class ControlPlaneRegistrationStatus(ApiModel):
-    """What the registration resolves to: endpoint and Secret belong together and are published in one write."""
+    """Resolved references of the registration; endpoint and Secret are published in a single write."""
 
     ready: bool | None = None
-    """Whether the services can run: true as soon as everything below is resolved."""
+    """Whether the services can run: true as soon as every reference is resolved."""
     resolved_endpoint: Annotated[str, StringConstraints(max_length=2048)] | None = None
     """The URL that the services use."""
     resolved_kubeconfig_secret_ref: SecretReference | None = None
     """The Secret with the kubeconfig to use."""
     resolved_controllers_secret_ref: SecretReference | None = None
-    """The Secret with the credentials and keys of controllers, where the control plane has one."""
+    """The Secret with the credentials and keys of controllers, if the control plane has such a Secret."""
     control_plane_uid: Annotated[str, StringConstraints(max_length=128)] | None = Field(
         default=None, alias="controlPlaneUID"
     )
-    """metadata.uid of the control plane, so that a new one of the same name is told from the old one."""
+    """metadata.uid of the control plane. It differs from the uid of a later control plane of the same name."""
     services: Annotated[list[Service], Field(max_length=16), ATOMIC_LIST] = Field(default_factory=list)
-    """The services of the spec, each once and in title case."""
+    """The services of the spec, without duplicates and in title case."""
     mode: RegistrationMode | None = None
-    """The mode of the spec, Shared where it has none."""
+    """The mode of the spec, or Shared if the spec sets none."""
     controllers: ControllersSettings | None = None
-    """Which controllers run, by the spec, else by the class of the control plane; absent if both are silent."""
+    """Controllers to run, from the spec or else from the class of the control plane; absent if both set none."""
     version: Annotated[str, StringConstraints(max_length=63)] | None = None
-    """The version that the control plane's API server reports."""
+    """The version that the API server of the control plane reports."""
     instance: InstanceStatus | None = None
-    """The instance: there from before its start until its end is confirmed, and until then no data of its control plane
-    are deleted. Written by the multicluster controller manager, as is the condition Running.
+    """The instance. The field is set before the start of the instance, and removed after its end is confirmed. Data of
+    the control plane are not deleted before. The multicluster controller manager writes the field and condition
+    Running.
     """
     observed_generation: Annotated[int, Field(ge=0)] | None = None
-    """The metadata.generation that this status answers."""
+    """The metadata.generation that was observed last."""
     conditions: Conditions = Field(default_factory=list)
-    """The state in detail; Ready sums it up, Running tells of the instance."""
+    """The detailed state; Ready summarizes it, Running is the state of the instance."""
 
 
 class ControlPlaneRegistration(ResourceModel):
-    """The wish that services, such as kube-controller-manager, run for a control plane."""
+    """A request for services, such as kube-controller-manager, for a control plane."""
 
     resource: ClassVar[ResourceInfo] = ResourceInfo(
         kind="ControlPlaneRegistration",
@@ -121,6 +126,6 @@ class ControlPlaneRegistration(ResourceModel):
     )
 
     spec: ControlPlaneRegistrationSpec
-    """Which services run, and for which control plane."""
+    """Requested services, and their control plane."""
     status: ControlPlaneRegistrationStatus = Field(default_factory=ControlPlaneRegistrationStatus)
-    """What the registration resolves to, written by the operator, and its instance, written by mcm."""
+    """Resolved references, written by the operator, and the instance, written by mcm."""

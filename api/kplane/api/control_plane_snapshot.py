@@ -1,4 +1,4 @@
-"""ControlPlaneSnapshot: the data and keys of one control plane, saved at one revision."""
+"""ControlPlaneSnapshot: the data and keys of a control plane at a revision of etcd."""
 
 from __future__ import annotations
 
@@ -28,72 +28,72 @@ _SAME: Final = Extension(
 
 
 class SnapshotPhase(StrEnum):
-    """How far a snapshot is."""
+    """Progress of a snapshot."""
 
     PENDING = "Pending"
-    """It waits for its turn, or for an object that a person has to create."""
+    """The snapshot is queued, or waits for an object that a person has to create."""
     RUNNING = "Running"
-    """The operator writes it."""
+    """The operator writes the file."""
     COMPLETED = "Completed"
-    """It is written, was read again, and is what was written."""
+    """The file is written, and verified by reading it again."""
     FAILED = "Failed"
-    """The operator tries it again; the condition Ready says what fails."""
+    """The operator retries; condition Ready has the cause."""
 
 
 class ControlPlaneSnapshotSpec(ApiModel):
-    """What is saved."""
+    """The control plane to save."""
 
     control_plane_ref: Annotated[ObjectReference, _SAME]
     """The ControlPlane whose data and keys are saved. Its API server need not run."""
     deletion_policy: DeletionPolicy = DeletionPolicy.DESTROY
-    """What happens to the file when the snapshot is deleted: Destroy deletes it, Retain keeps it in the storage. The
-    operator sets Retain where it makes a snapshot from a file of the storage.
+    """Treatment of the file when the snapshot is deleted: Destroy deletes the file, Retain keeps the file in the
+    storage. The operator sets Retain if it creates a snapshot from a file of the storage.
     """
 
 
 class ControlPlaneSnapshotStatus(ApiModel):
-    """What was saved, and where it is."""
+    """Contents and location of the snapshot."""
 
     phase: SnapshotPhase | None = None
-    """Pending, Running, Completed, or Failed while the operator waits to try again."""
+    """Pending, Running, Completed, or Failed while the operator waits before a retry."""
     completion_time: AwareDatetime | None = None
-    """When the snapshot was read again and found to be what was written."""
+    """The time at which the file was read again and verified."""
     control_plane_uid: Annotated[str, StringConstraints(max_length=64)] | None = Field(
         default=None, alias="controlPlaneUID"
     )
-    """The uid of the control plane that was saved: a later one of its name is another one."""
+    """The uid of the saved control plane. A later control plane of the same name has another uid."""
     mode: ControlPlaneMode | None = None
     """The mode of the control plane."""
     data_store: Annotated[str, StringConstraints(max_length=63)] | None = None
-    """The shared etcd that had the data; absent for `default`, and for mode Dedicated."""
+    """Name of the shared etcd that held the data; absent for `default`, and for mode Dedicated."""
     revision: Annotated[int, Field(ge=0)] | None = None
-    """The revision of etcd that all keys are of."""
+    """The revision of etcd at which all keys were read."""
     highest_revision: Annotated[int, Field(ge=0)] | None = None
-    """The highest revision of etcd that clients of the control plane can have seen, recorded when it was deleted, and
-    at the deletion of each one that was restored from the snapshot. A restore begins above it.
+    """The highest revision of etcd that clients of the control plane can have seen. It is recorded at the deletion of
+    the control plane, and of each control plane that was restored from the snapshot. A restore begins above it.
     """
     keys: Annotated[int, Field(ge=0)] | None = None
-    """How many keys were saved. Left out are Events, and what says where the API server is."""
+    """The number of saved keys. Events, and objects with the address of the API server, are left out."""
     bytes: Annotated[int, Field(ge=0)] | None = None
-    """How many bytes these keys and their values have."""
+    """The number of bytes of these keys and their values."""
     sha256: Annotated[str, StringConstraints(max_length=64)] | None = None
-    """The SHA-256 of the file, which is encrypted."""
+    """The SHA-256 of the encrypted file."""
     service_cidr: Annotated[str, StringConstraints(max_length=43)] | None = Field(default=None, alias="serviceCIDR")
-    """The network that Services of the control plane get their addresses from."""
+    """The network from which Services of the control plane get their addresses."""
     kubernetes_version: Annotated[str, StringConstraints(max_length=63)] | None = None
     """The version that the API server reported last."""
     location: Annotated[str, StringConstraints(max_length=1024)] | None = None
-    """The name of the file in the storage of snapshots; with `secrets/` before it if it is in Secrets."""
+    """Name of the file in the storage of snapshots. The prefix `secrets/` means that the file is in Secrets."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
-    """The metadata.generation that this status answers."""
+    """The metadata.generation that was observed last."""
     conditions: Conditions = Field(default_factory=list)
-    """The state in detail; Ready is True if the snapshot is Completed."""
+    """The detailed state; Ready is True if the snapshot is Completed."""
 
 
 class ControlPlaneSnapshot(ResourceModel):
-    """The data and keys of a control plane at one revision, encrypted, in the storage of snapshots.
+    """The data and keys of a control plane at a revision, encrypted, in the storage of snapshots.
 
-    Its deletion deletes the file, unless spec.deletionPolicy is Retain.
+    The deletion of a snapshot deletes its file, unless spec.deletionPolicy is Retain.
     """
 
     resource: ClassVar[ResourceInfo] = ResourceInfo(
@@ -114,6 +114,6 @@ class ControlPlaneSnapshot(ResourceModel):
     )
 
     spec: ControlPlaneSnapshotSpec
-    """What is saved."""
+    """The control plane to save."""
     status: ControlPlaneSnapshotStatus = Field(default_factory=ControlPlaneSnapshotStatus)
-    """What was saved, and where it is; written by the operator."""
+    """Contents and location of the snapshot; written by the operator."""

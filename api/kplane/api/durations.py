@@ -1,4 +1,4 @@
-"""Lengths of time as users of Kubernetes write them: Go's notation, such as 24h, 90m or 1h30m."""
+"""Durations as users of Kubernetes write them, in Go's notation: 24h, 90m or 1h30m."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kplane.api.extensions import Extension, Rule, rules
 
 __all__ = ["duration_rules", "duration_within", "parse_duration"]
 
-# Each unit once at most and with few digits, so that no text of this form is too long a time for Go to hold.
+# Each unit occurs at most once and with few digits, so that no duration of this form overflows Go's time.Duration.
 _NUMBER: Final = r"[0-9]{{1,{digits}}}(\.[0-9]{{1,3}})?"
 _PATTERN: Final = "".join(
     f"({_NUMBER.format(digits=digits)}{unit})?" for unit, digits in (("h", 4), ("m", 6), ("s", 8))
@@ -21,14 +21,17 @@ _UNITS: Final = {"h": "hours", "m": "minutes", "s": "seconds"}
 
 
 def parse_duration(text: str) -> timedelta:
-    """Return the time that hours, minutes and seconds such as `1h30m` or `1.5h` stand for. Raises ValueError."""
+    """Return the duration of a text in hours, minutes and seconds, such as `1h30m` or `1.5h`.
+
+    Raises ValueError for any other text.
+    """
     if not text or not re.fullmatch(_PATTERN, text):
         raise ValueError(f"{text!r} is no time in hours, minutes and seconds, such as 24h, 90m or 1h30m")
     return timedelta(**{_UNITS[unit]: float(number) for number, unit in re.findall(r"([0-9.]+)([hms])", text)})
 
 
 def duration_within(shortest: str, longest: str) -> AfterValidator:
-    """Hold a text to the rules of `duration_rules`, for objects that no API server has seen yet."""
+    """Return a validator with the rules of `duration_rules`, for objects that no API server has validated."""
 
     def check(text: str) -> str:
         if not parse_duration(shortest) <= parse_duration(text) <= parse_duration(longest):
@@ -39,9 +42,9 @@ def duration_within(shortest: str, longest: str) -> AfterValidator:
 
 
 def duration_rules(field: str, *, shortest: str, longest: str) -> Extension:
-    """Return the CEL rule of a text that is a time within bounds; `field` is its path in the object, for the message.
+    """Return the CEL rule for a duration within bounds; `field` is its path in the object, for the message.
 
-    The text needs a maximum length.
+    The type of the field needs a maximum length.
     """
     return Extension(
         rules(

@@ -1,4 +1,4 @@
-"""What a Kubernetes schema can say and JSON schema cannot: CEL rules, list and map types, as annotations of models."""
+"""Kubernetes extensions of JSON schema as annotations of models: CEL rules, list types and map types."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ VALIDATIONS: Final = "x-kubernetes-validations"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A CEL rule, and the sentence that the API server answers where it does not hold.
+    """A CEL rule, and the message of the API server if an object violates the rule.
 
-    `field_path` points the error at a field below the one that carries the rule, such as `.virtual.clusterPath`.
-    A rule that reads `oldSelf` is checked on updates only.
+    `field_path` is the field that the error names, below the field with the rule, such as `.virtual.clusterPath`. A
+    rule with `oldSelf` is evaluated on updates only.
     """
 
     rule: str
@@ -38,7 +38,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Extension:
-    """Annotation that adds keywords to the schema of a type; CEL rules add up, other keywords replace."""
+    """Annotation that adds keywords to the schema of a type; CEL rules accumulate, other keywords replace."""
 
     keywords: Mapping[str, Any]
 
@@ -54,12 +54,12 @@ class Extension:
 
 
 def rules(*items: Rule) -> JsonDict:
-    """Return CEL rules as schema keywords, for `Extension(...)` on a field or `json_schema_extra=` of a model."""
+    """Return CEL rules as schema keywords, for `Extension(...)` of a field or `json_schema_extra=` of a model."""
     return {VALIDATIONS: [item.as_schema() for item in items]}
 
 
 def list_map(*keys: str) -> Extension:
-    """Return the annotation of a list whose items are told apart, and merged, by the given fields."""
+    """Return the annotation of a list of type map, whose items are identified by the given fields."""
     return Extension({"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)})
 
 

@@ -1,4 +1,4 @@
-"""Write the CRD manifests: `python -m kplane.api.generate`, or with `--check` say which of them are out of date."""
+"""Write the CRD manifests: `python -m kplane.api.generate`. With `--check`, list the manifests that are out of date."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ _HEADER: Final = "# Generated from the models in api/ by `python -m kplane.api.g
 
 
 def crd_manifest(kind: type[ResourceModel]) -> dict[str, Any]:
-    """Return the CustomResourceDefinition of a kind; SchemaError where its model is not expressible as one."""
-    described = kind.resource
-    namespaced = described.scope == "Namespaced"
+    """Return the CustomResourceDefinition of a kind. Raises SchemaError if its model has no structural schema."""
+    resource = kind.resource
+    namespaced = resource.scope == "Namespaced"
     return definition(
-        Resource(described.api_version, described.kind, described.plural, namespaced=namespaced),
+        Resource(resource.api_version, resource.kind, resource.plural, namespaced=namespaced),
         structural_schema(kind),
-        columns=[Column(each.name, each.type, each.json_path, each.priority) for each in described.columns],
-        short_names=described.short_names,
-        categories=described.categories,
-        selectable=described.selectable,
+        columns=[Column(column.name, column.type, column.json_path, column.priority) for column in resource.columns],
+        short_names=resource.short_names,
+        categories=resource.categories,
+        selectable=resource.selectable,
     )
 
 
 def render() -> dict[str, str]:
-    """Return the manifests as they should be: text by file name."""
+    """Return the text of each manifest by its file name."""
     return {
         f"{kind.resource.group}_{kind.resource.plural}.yaml": _HEADER + to_yaml(crd_manifest(kind)) for kind in KINDS
     }
 
 
 def main(arguments: Sequence[str] | None = None, *, directory: Path = _DIRECTORY) -> int:
-    """Write the manifests into the directory, or compare them with it; return the exit status."""
+    """Write the manifests into the directory, or compare them with the directory; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m kplane.api.generate", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a manifest is out of date")
     check: bool = parser.parse_args(arguments).check

@@ -1,4 +1,4 @@
-"""Hibernation: when the API server of a control plane runs, and what is told of one that sleeps."""
+"""Hibernation: policies for the start and the sleep of API servers, and the status of a sleeping control plane."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from kplane.api.resource import ApiModel
 __all__ = ["HibernationReason", "HibernationStatus", "IdleSettings", "StartPolicy"]
 
 _SHORTEST: Final = "2m"
-"""The gateway says once a minute that a control plane is in use."""
+"""Minimum of `after`: the gateway records the use of a control plane once a minute."""
 _LONGEST: Final = "8760h"
 
 
 class StartPolicy(StrEnum):
-    """When an API server runs: at all times, or only while the control plane is in use."""
+    """Start policy of an API server: at all times, or only while the control plane is in use."""
 
     ON_DEMAND = "OnDemand"
     ALWAYS = "Always"
 
 
 class HibernationReason(StrEnum):
-    """Why a control plane sleeps."""
+    """Reason of the sleep of a control plane."""
 
     NOT_USED_YET = "NotUsedYet"
-    """It starts on demand, and no client has asked for it yet."""
+    """The control plane starts on demand, and no client has used it yet."""
     REQUESTED = "Requested"
-    """Annotation `controlplane.kplane.dev/sleep-requested` asked for it."""
+    """Annotation `controlplane.kplane.dev/sleep-requested` requested the sleep."""
     IDLE = "Idle"
-    """No client used it for as long as its class says."""
+    """No client used the control plane for the period that its class sets."""
     ROOM_NEEDED = "RoomNeeded"
-    """Others wait to wake, and no client has used any other one for longer."""
+    """Other control planes wait to wake, and this control plane was unused for longest."""
 
 
 class IdleSettings(ApiModel):
-    """When control planes that start on demand fall asleep again."""
+    """Time until idle control planes that start on demand fall asleep."""
 
     after: Annotated[
         str,
@@ -47,29 +47,34 @@ class IdleSettings(ApiModel):
         duration_within(_SHORTEST, _LONGEST),
         duration_rules("spec.virtual.idle.after", shortest=_SHORTEST, longest=_LONGEST),
     ]
-    """How long a control plane stays awake that no client uses, such as 10m or 1h30m; from 2m to 8760h. It counts from
-    the last use or the last wake, whichever is later. A control plane without annotation
-    `controlplane.kplane.dev/last-used` stays awake, because its use is not known.
+    """Time without use after which a control plane falls asleep, such as 10m or 1h30m; from 2m to 8760h. The time
+    starts at the last use or the last wake, whichever is later. A control plane without annotation
+    `controlplane.kplane.dev/last-used` stays awake, because its use is unknown.
     """
 
     @property
     def length(self) -> timedelta:
-        """`after` as what it stands for."""
+        """`after` as a timedelta."""
         return parse_duration(self.after)
 
 
 class HibernationStatus(ApiModel):
-    """The sleep of a control plane. While this is there, no API server is to be relied on."""
+    """Sleep of a control plane. While the field is present, the API server may be stopped at any time."""
 
     since: AwareDatetime
-    """When the sleep was decided. A later time in the annotation `controlplane.kplane.dev/wake-requested` wakes the
-    control plane.
+    """The time at which the sleep was decided. A later time in annotation `controlplane.kplane.dev/wake-requested`
+    wakes the control plane.
     """
     reason: HibernationReason
-    """NotUsedYet: it starts on demand, and no client has asked for it yet. Requested: the annotation
-    `controlplane.kplane.dev/sleep-requested` asked for it. Idle: no client used it for as long as its class says.
+    """NotUsedYet: the control plane starts on demand, and no client has used it yet. Requested: annotation
+    `controlplane.kplane.dev/sleep-requested` requested the sleep. Idle: no client used the control plane for the period
+    that its class sets. RoomNeeded: other control planes wait to wake, and this control plane was unused for longest.
     """
     next_wake: AwareDatetime | None = None
-    """When the operator wakes it by itself, because something inside is due; absent if nothing is."""
+    """The time at which the operator wakes the control plane, because an object inside is due; absent if no object is
+    due.
+    """
     observed_generation: Annotated[int, Field(ge=0)] | None = None
-    """The metadata.generation that fell asleep. Another one wakes it, unless it only asks for a plan of a move."""
+    """The metadata.generation at which the control plane fell asleep. Another generation wakes the control plane,
+    unless its spec only requests a plan of a move.
+    """

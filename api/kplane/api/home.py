@@ -1,4 +1,4 @@
-"""Where the data of a control plane live."""
+"""Homes: locations for the data of control planes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kplane.api.resource import ApiModel
 __all__ = ["DEFAULT_DATA_STORE", "ControlPlaneMode", "DataStoreReference", "Home", "Volume"]
 
 DEFAULT_DATA_STORE: Final = "default"
-"""The name of the shared etcd that an operator has first."""
+"""The name of the first shared etcd of an operator."""
 
 _DataStoreName = Annotated[
     str, StringConstraints(min_length=1, max_length=63, pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
@@ -24,14 +24,14 @@ _DataStoreName = Annotated[
 
 
 class ControlPlaneMode(StrEnum):
-    """Virtual shares etcd and address with other control planes; Dedicated has its own."""
+    """Virtual shares etcd and address with other control planes; Dedicated has an etcd and an address of its own."""
 
     VIRTUAL = "Virtual"
     DEDICATED = "Dedicated"
 
 
 class Volume(ApiModel):
-    """What the volume of an etcd member is to be."""
+    """Settings of the volume of an etcd member."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -46,9 +46,9 @@ class Volume(ApiModel):
     )
 
     size: StorageAmount | None = None
-    """How large it is, such as 20Gi. The default is that of the operator."""
+    """Size of the volume, such as 20Gi. The default is set by the operator."""
     storage_class_name: ObjectName | None = None
-    """The StorageClass that makes it. The default is that of the operator."""
+    """Name of the StorageClass that provisions the volume. The default is set by the operator."""
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
@@ -58,38 +58,41 @@ class Volume(ApiModel):
 
 
 class DataStoreReference(ApiModel):
-    """Names one of the shared etcds of the operator."""
+    """Reference to a shared etcd of the operator."""
 
     model_config = ConfigDict(json_schema_extra=ATOMIC_MAP)
 
     name: _DataStoreName
-    """A name that the operator was started with, by --data-store, or `default` for the one that it has first."""
+    """Name of a shared etcd in a --data-store flag of the operator, or `default` for the operator's first shared etcd.
+    """
 
 
 class Home(ApiModel):
-    """A place for the data of a control plane, with the API server on them."""
+    """A location for the data of a control plane, with the API server that uses the data."""
 
     mode: ControlPlaneMode
-    """Whether the data are in the shared etcd or in one of their own."""
+    """mode is Virtual for data in a shared etcd, and Dedicated for data in an etcd of their own."""
     slot: Annotated[int, Field(ge=0, le=1)] = 0
-    """Which of two sets of names its components have. While the data move, both homes have components."""
+    """The set of names that the components of the home use. There are two sets, because both homes have components
+    while the data move.
+    """
 
     volume: Volume | None = None
-    """The volumes of an etcd of its own; absent for those of the operator's settings."""
+    """The volumes of a dedicated etcd; absent for the operator's settings."""
     data_store: _DataStoreName | None = None
-    """The shared etcd that the data are in; absent for `default`, and for mode Dedicated."""
+    """Name of the shared etcd with the data; absent for `default`, and for mode Dedicated."""
 
     def other(self, wanted: Home) -> Home:
-        """Return the home that a migration from this one goes to: as the one that is wanted, with other names."""
+        """Return the target of a migration from this home: a copy of `wanted` that uses the other set of names."""
         return wanted.model_copy(update={"slot": 1 - self.slot})
 
     def is_like(self, other: Home) -> bool:
-        """Tell whether both are the same, but for the names of components."""
+        """Return whether both homes are equal, apart from the names of their components."""
         return self.model_copy(update={"slot": other.slot}) == other
 
     @override
     def __str__(self) -> str:
-        """Say it in a message."""
-        asked = (self.volume.size, self.volume.storage_class_name) if self.volume is not None else (self.data_store,)
-        told = ", ".join(each for each in asked if each is not None)
-        return f"{self.mode} ({told})" if told else str(self.mode)
+        """Return the home as text for messages."""
+        settings = (self.volume.size, self.volume.storage_class_name) if self.volume is not None else (self.data_store,)
+        description = ", ".join(setting for setting in settings if setting is not None)
+        return f"{self.mode} ({description})" if description else str(self.mode)

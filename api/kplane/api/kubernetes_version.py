@@ -1,4 +1,4 @@
-"""Versions of Kubernetes: as users ask for them, as API servers report them, and how two of them relate."""
+"""Versions of Kubernetes: notation of users, notation of API servers, and comparison."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ VersionText = Annotated[
         )
     ),
 ]
-"""A version as users write it."""
+"""A version in the notation of users."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class KubernetesVersion:
-    """A release of Kubernetes; the lower one is the older one."""
+    """A release of Kubernetes; instances are ordered by age."""
 
     major: int
     minor: int
@@ -42,16 +42,16 @@ class KubernetesVersion:
 
     @classmethod
     def parse(cls, text: str | None) -> Self | None:
-        """Read what an API server reports (`v1.36.3`, `v1.36.3-vendor.1`) or a user writes; None for anything else."""
-        found = _REPORTED.match(text) if text is not None else None
-        return cls(*(int(number) for number in found.groups())) if found is not None else None
+        """Read a version of an API server (`v1.36.3`, `v1.36.3-vendor.1`) or of a user; return None for other texts."""
+        match = _REPORTED.match(text) if text is not None else None
+        return cls(*(int(number) for number in match.groups())) if match is not None else None
 
     @override
     def __str__(self) -> str:
-        """Write it without the leading v."""
+        """Return the version without the leading v."""
         return f"{self.major}.{self.minor}.{self.patch}"
 
     def minors_after(self, other: KubernetesVersion) -> int:
-        """Count the minor versions from the other one to this one; negative where this one is the older one."""
-        # There was never more than one major version; of two, each step is taken to be more than any policy allows.
+        """Return the number of minor versions from `other` to this version; negative if this version is older."""
+        # No second major version exists yet. A step between major versions counts as more than any policy allows.
         return self.minor - other.minor if self.major == other.major else (self.major - other.major) * 1000

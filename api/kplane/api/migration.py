@@ -1,4 +1,4 @@
-"""The move of a control plane's data from one home to another, while it is in use."""
+"""Migration of a control plane's data from a home to another home, while the control plane is in use."""
 
 from __future__ import annotations
 
@@ -25,11 +25,14 @@ _WINDOW: Final = ("0s", "720h")
 
 
 class MigrationSpec(ApiModel):
-    """How a migration goes that a change of spec.mode, spec.dedicated.volume or spec.virtual.dataStoreRef begins."""
+    """Settings of migrations.
+
+    A change of spec.mode, spec.dedicated.volume or spec.virtual.dataStoreRef starts a migration.
+    """
 
     plan: bool = False
-    """Only write into `status.migration.plan` what a migration would take, and what stands in its way. Nothing moves
-    until this is false.
+    """Whether the operator only writes an estimate and the obstacles of a migration into `status.migration.plan`. No
+    data move until this is false.
     """
     max_hold: Annotated[
         str,
@@ -37,8 +40,8 @@ class MigrationSpec(ApiModel):
         duration_within(*_HOLD),
         duration_rules("spec.migration.maxHold", shortest=_HOLD[0], longest=_HOLD[1]),
     ] = "5s"
-    """How long writes may wait at the gateway while the address changes, such as 5s; from 0.1s to 30s. Where that is
-    too short, they continue at the former home, and the operator retries.
+    """Maximum time that writes wait at the gateway while the address changes, such as 5s; from 0.1s to 30s. After that
+    time, writes continue at the former home, and the operator retries.
     """
     rollback_window: Annotated[
         str,
@@ -46,67 +49,67 @@ class MigrationSpec(ApiModel):
         duration_within(*_WINDOW),
         duration_rules("spec.migration.rollbackWindow", shortest=_WINDOW[0], longest=_WINDOW[1]),
     ] = "10m"
-    """How long the former home keeps its data after the change of the address, such as 10m; up to 720h. Until then a
-    migration back uses that home again, with all keys written anew.
+    """The time for which the former home keeps its data after the change of the address, such as 10m; up to 720h. Until
+    then, a migration back uses that home again and writes all keys again.
     """
 
     @property
     def hold(self) -> timedelta:
-        """`max_hold` as what it stands for."""
+        """`max_hold` as a timedelta."""
         return parse_duration(self.max_hold)
 
     @property
     def window(self) -> timedelta:
-        """`rollback_window` as what it stands for."""
+        """`rollback_window` as a timedelta."""
         return parse_duration(self.rollback_window)
 
 
 class MigrationStep(StrEnum):
-    """The steps of a migration, in their order."""
+    """The steps of a migration, in order."""
 
     PREPARING = "Preparing"
     """The etcd of the new home starts."""
     COPYING = "Copying"
-    """The data are copied. From here on, each change follows."""
+    """The data are copied. From this step on, each change is copied too."""
     STARTING = "Starting"
-    """The API server of the new home starts; it may not write."""
+    """The API server of the new home starts, and is not allowed to write."""
     ENDING_CONTROLLERS = "EndingControllers"
-    """Registrations are not ready, and instances end."""
+    """Registrations are not ready, and instances stop."""
     CUTTING = "Cutting"
-    """Writes wait at the gateway, and the former home may not write any more."""
+    """Writes wait at the gateway, and the former home is not allowed to write any more."""
     RETAINING = "Retaining"
-    """The control plane lives in the new home. The former one keeps its data for a migration back."""
+    """The control plane uses the new home. The former home keeps its data for a migration back."""
     COMPLETED = "Completed"
-    """Of the former home nothing is left."""
+    """The former home is deleted."""
 
     @property
     def is_cut(self) -> bool:
-        """Whether the control plane lives in the new home."""
+        """Whether the control plane uses the new home."""
         return self in {MigrationStep.RETAINING, MigrationStep.COMPLETED}
 
 
 class MigrationBlocker(ApiModel):
-    """Something that stands in the way of a migration."""
+    """An obstacle to a migration."""
 
     reason: Annotated[str, StringConstraints(max_length=64)]
-    """What it is, in one word."""
+    """The kind of the obstacle, as a CamelCase word."""
     message: Annotated[str, StringConstraints(max_length=1024)]
-    """What it is, and what to do about it."""
+    """Description and remedy of the obstacle."""
 
 
 class MigrationPlan(ApiModel):
-    """What a migration takes."""
+    """Estimate and obstacles of a migration."""
 
     keys: Annotated[int, Field(ge=0)]
-    """How many keys are copied."""
+    """The number of keys to copy."""
     bytes: Annotated[int, Field(ge=0)]
-    """How many bytes they have."""
+    """The number of bytes to copy."""
     seconds: Annotated[int, Field(ge=0)]
-    """How long it may take until the new home is in use."""
+    """Estimated number of seconds until the new home is in use."""
     hold_milliseconds: Annotated[int, Field(ge=0)] | None = None
-    """About how long writes wait meanwhile."""
+    """Estimated number of milliseconds that writes wait."""
     blockers: Annotated[list[MigrationBlocker], Field(max_length=16)] = Field(default_factory=list)
-    """What stands in its way. While there is one, nothing is changed."""
+    """Obstacles to the migration. The operator changes no data while the list is not empty."""
 
 
 class MigrationStatus(ApiModel):
@@ -117,34 +120,34 @@ class MigrationStatus(ApiModel):
     target: Annotated[Home, Field(alias="to")]
     """The new home."""
     step: MigrationStep | None = None
-    """Where it is; absent while it is only planned, or blocked."""
+    """The current step; absent while the migration is only planned, or blocked."""
     started_time: AwareDatetime | None = None
-    """When it began."""
+    """The time at which the migration started."""
     begins_at: Annotated[int, Field(ge=1)] | None = None
-    """The revision that the etcd of the new home exceeds, so that no client takes an old version for a new one. The
-    history before it is removed, so that a list that began in the former home gets 410 instead of a part of the data.
+    """The revision that the etcd of the new home exceeds, so that no client takes an old version for a new version. The
+    history before it is removed. A list that started in the former home gets 410, and not a part of the data.
     """
     returns: bool = False
-    """The new home is the former one, with the data that it had."""
+    """Whether the new home is the former home of the previous migration, with the data that it had."""
     keys: Annotated[int, Field(ge=0)] = 0
-    """How many keys were written in the new home."""
+    """The number of keys that were written in the new home."""
     bytes: Annotated[int, Field(ge=0)] = 0
-    """How many bytes these have."""
+    """The number of bytes of these keys and their values."""
     percent: Annotated[int, Field(ge=0, le=100)] = 0
-    """How much of the keys is copied."""
+    """The share of the keys that is copied, in percent."""
     lag_milliseconds: Annotated[int, Field(ge=0)] | None = None
-    """For how long there have been changes that the new home does not have yet."""
+    """The age of the oldest change that is missing in the new home, in milliseconds."""
     attempts: Annotated[int, Field(ge=0)] = 0
-    """How often the address was about to change."""
+    """The number of attempts to change the address."""
     hold_milliseconds: Annotated[int, Field(ge=0)] | None = None
-    """How long writes waited."""
+    """The number of milliseconds that writes waited."""
     sha256: Annotated[str, StringConstraints(max_length=64)] | None = None
-    """The SHA-256 of all keys and values, which was the same in both homes when the address changed."""
+    """The SHA-256 of all keys and values, which was equal in both homes when the address changed."""
     cut_time: AwareDatetime | None = None
-    """When the address changed."""
+    """The time at which the address changed."""
     completed_time: AwareDatetime | None = None
-    """When the former home was gone."""
+    """The time at which the former home was deleted."""
     message: Annotated[str, StringConstraints(max_length=1024)] | None = None
-    """What is done, or waited for."""
+    """Progress of the current step, or its obstacle."""
     plan: MigrationPlan | None = None
-    """What it takes."""
+    """Estimate and obstacles of the migration."""

@@ -1,4 +1,4 @@
-"""Who may issue tokens for the users of a control plane, by OpenID Connect."""
+"""Issuers of tokens for the users of a control plane, by OpenID Connect."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from kplane.api.resource import ApiModel
 __all__ = ["SERVICE_ACCOUNT_ISSUER", "OidcIssuer"]
 
 SERVICE_ACCOUNT_ISSUER: Final = "https://kubernetes.default.svc.cluster.local"
-"""Who issues the ServiceAccount tokens of every control plane: their keys differ, and a tenant that moves keeps its
-tokens."""
+"""Issuer of the ServiceAccount tokens of every control plane. The signing keys of control planes differ. Tokens of a
+tenant stay valid when its data move.
+"""
 
 _OWN_SENTENCE: Final = f"spec.apiServer.oidc[].issuerURL must not be {SERVICE_ACCOUNT_ISSUER}: it issues tokens already"
 _PREFIX_SENTENCE: Final = (
@@ -35,7 +36,7 @@ def _harmless(prefix: str) -> str:
 
 
 def _prefix(field: str) -> Any:
-    """Return the annotations of a prefix: an empty one would let the issuer name whom it likes."""
+    """Return the annotations of a prefix. An empty prefix would let the issuer use the name of any user."""
     rule = Rule(rule="!self.startsWith('system:')", message=f"spec.apiServer.oidc[].{field} {_PREFIX_SENTENCE}")
     return (StringConstraints(min_length=1, max_length=256), AfterValidator(_harmless), Extension(rules(rule)))
 
@@ -44,7 +45,7 @@ _Claim = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 
 class OidcIssuer(ApiModel):
-    """One issuer. The words are those of kube-apiserver's flags --oidc-*."""
+    """An issuer of tokens. The fields have the meaning of the flags --oidc-* of kube-apiserver."""
 
     issuer_url: Annotated[
         HttpsUrl,
@@ -58,18 +59,20 @@ class OidcIssuer(ApiModel):
         Field(min_length=1, max_length=16),
         ATOMIC_LIST,
     ] = Field(alias="clientIDs")
-    """Of these one has to be in the claim `aud`."""
+    """Audiences: a token is accepted if its claim `aud` contains any of them."""
     certificate_authority: (
         Annotated[str, StringConstraints(max_length=65536, pattern="^-----BEGIN CERTIFICATE-----")] | None
     ) = None
-    """The CA of the issuer's own certificate, PEM; absent for those of the machine that the API server runs on."""
+    """The CA of the issuer's serving certificate, in PEM; absent for the CAs of the machine on which the API server
+    runs.
+    """
     username_claim: _Claim = "sub"
-    """Which claim is the name of the user."""
+    """The claim with the name of the user."""
     username_prefix: Annotated[str, *_prefix("usernamePrefix")] = "oidc:"
-    """Before each name, so that no user of the issuer is taken for another one."""
+    """The prefix of user names. It separates users of the issuer from other users of the same name."""
     groups_claim: _Claim | None = None
-    """Which claim has the user's groups; absent for no groups."""
+    """The claim with the groups of the user; absent for no groups."""
     groups_prefix: Annotated[str, *_prefix("groupsPrefix")] = "oidc:"
-    """Before each group."""
+    """The prefix of group names."""
     required_claims: Annotated[dict[str, str], Field(max_length=16)] = Field(default_factory=dict)
-    """Claims that a token has to have, with their values."""
+    """Claims that a token must have, with their values."""

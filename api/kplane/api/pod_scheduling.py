@@ -1,4 +1,4 @@
-"""Where the pods of control planes run, in the words of Kubernetes."""
+"""Scheduling of the pods of control planes, in the terms of Kubernetes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _LabelValue = Annotated[str, StringConstraints(max_length=63)]
 
 
 class TolerationOperator(StrEnum):
-    """How a toleration is compared with a taint."""
+    """Comparison of a toleration with a taint."""
 
     EXISTS = "Exists"
     EQUAL = "Equal"
 
 
 class TaintEffect(StrEnum):
-    """What a taint does to pods that do not tolerate it."""
+    """Effect of a taint on pods that do not tolerate it."""
 
     NO_SCHEDULE = "NoSchedule"
     PREFER_NO_SCHEDULE = "PreferNoSchedule"
@@ -33,7 +33,7 @@ class TaintEffect(StrEnum):
 
 
 class WhenUnsatisfiable(StrEnum):
-    """What becomes of a pod that would not be spread as asked for."""
+    """Treatment of a pod that would violate a spread constraint."""
 
     DO_NOT_SCHEDULE = "DoNotSchedule"
     SCHEDULE_ANYWAY = "ScheduleAnyway"
@@ -45,31 +45,31 @@ class Toleration(ApiModel):
     key: Annotated[str, StringConstraints(max_length=316)] | None = None
     """Key of the taint; absent, with operator Exists, for every taint."""
     operator: TolerationOperator | None = None
-    """Equal (default) compares the value, Exists does not."""
+    """Equal (default) compares the value, Exists ignores it."""
     value: _LabelValue | None = None
     """Value of the taint."""
     effect: TaintEffect | None = None
     """Effect of the taint; absent for every effect."""
     toleration_seconds: int | None = None
-    """How long a taint of effect NoExecute is tolerated; absent for ever."""
+    """The number of seconds that a taint of effect NoExecute is tolerated; absent for no limit."""
 
 
 class TopologySpread(ApiModel):
-    """How evenly the pods of one component are spread; the pods that count are that component's own."""
+    """Spread of the pods of a component; only pods of the same component are counted."""
 
     max_skew: Annotated[int, Field(ge=1)] = 1
-    """By how many pods two domains may differ."""
+    """The maximum difference in the number of pods between two domains."""
     topology_key: _LabelKey
-    """Label of nodes that tells the domains apart, such as topology.kubernetes.io/zone."""
+    """Label of nodes whose values are the domains, such as topology.kubernetes.io/zone."""
     when_unsatisfiable: WhenUnsatisfiable = WhenUnsatisfiable.SCHEDULE_ANYWAY
-    """ScheduleAnyway prefers it, DoNotSchedule insists on it."""
+    """ScheduleAnyway prefers nodes that satisfy the constraint, DoNotSchedule requires them."""
 
 
 class PodScheduling(ApiModel):
-    """Which nodes pods run on, and which pods go before others."""
+    """Nodes for the pods, and priority of the pods."""
 
     node_selector: Annotated[dict[str, _LabelValue], Field(max_length=32)] = Field(default_factory=dict)
-    """Labels that a node has to have."""
+    """Labels that a node must have."""
     tolerations: Annotated[list[Toleration], Field(max_length=32), ATOMIC_LIST] = Field(default_factory=list)
     """Taints of nodes that pods tolerate."""
     affinity: dict[str, Any] = Field(default_factory=dict)
@@ -77,4 +77,4 @@ class PodScheduling(ApiModel):
     priority_class_name: ObjectName | None = None
     """Name of the PriorityClass; absent for the cluster's default."""
     topology_spread_constraints: Annotated[list[TopologySpread], Field(max_length=8), ATOMIC_LIST] | None = None
-    """How several pods of one component are spread; absent for evenly over nodes and zones where that can be."""
+    """Spread of several pods of a component; absent to prefer an even spread over nodes and zones."""

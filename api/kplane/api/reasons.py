@@ -1,6 +1,6 @@
-"""The reasons of the conditions that the operator writes, and what each of them means for phases, Events and metrics.
+"""Reasons of the conditions that the operator writes, with their phases, causes, retries and remedies.
 
-This is the one list. Phases are decided by it, and `docs/reference/conditions.md` is generated from it.
+Phases follow from this list, and `docs/reference/conditions.md` is generated from it.
 """
 
 from __future__ import annotations
@@ -95,36 +95,36 @@ _LASTING: Final = frozenset(
         ControlPlanePhase.TERMINATING,
     }
 )
-"""Phases that do not depend on whether the control plane is published."""
+"""Phases that are independent of whether the control plane is published."""
 _PENDING: Final = ControlPlanePhase.PENDING
 _PROVISIONING: Final = ControlPlanePhase.PROVISIONING
 _TERMINATING: Final = ControlPlanePhase.TERMINATING
 
 
 class Cause(StrEnum):
-    """Who has to mend the object, as a label of metrics."""
+    """Party that has to repair the object, as a label of metrics."""
 
     USER = "User"
-    """The author of the object: a spec, class or Secret is wrong, or something that it names is missing."""
+    """The author of the object: a spec, class or Secret is invalid, or a referenced object is missing."""
     SYSTEM = "System"
-    """The operator passes it by itself, or the administrator of operator, machines and etcd mends it."""
+    """The operator, which retries, or the administrator of operator, machines and etcd."""
 
 
 class Reason(StrEnum):
-    """Why a condition is what it is, with what to do about it."""
+    """Reason of a condition, with a remedy."""
 
     meaning: str
-    """What to do, or what the operator does, in one sentence."""
+    """Remedy, or next action of the operator, in a sentence."""
     waits_for_event: bool
-    """Only a change of a watched object helps, so the operator does not retry by time."""
+    """Whether only a change of a watched object helps, so that the operator does not retry by time."""
     transient: bool
-    """It passes without a person."""
+    """Whether the failure ends without the action of a person."""
     expected: bool
-    """Part of normal work: its Event is no warning, and the metric of failures does not count it."""
+    """Whether the reason is part of normal operation: its Event is no warning, and failure metrics exclude it."""
     cause: Cause
-    """Who has to mend it."""
+    """Party that has to repair the object."""
     traits: _Traits
-    """Where it is used, and which phase it leads to."""
+    """Tables of conditions with this reason, and the phase that the reason causes."""
 
     def __new__(cls, word: str, meaning: str, traits: _Traits) -> Self:
         member = str.__new__(cls, word)
@@ -137,7 +137,7 @@ class Reason(StrEnum):
         member.traits = traits
         return member
 
-    # What is well
+    # Success
     RECONCILED = ("Reconciled", "nothing to do", _in(_READY, _ENDPOINT, phase=ControlPlanePhase.READY))
     VALID = ("Valid", "nothing to do", _in(_CLASS))
     RESOLVED = ("Resolved", "nothing to do: services can run", _in(_REGISTRATION))
@@ -151,7 +151,7 @@ class Reason(StrEnum):
     NOT_SUPPORTED = ("NotSupported", "the message names the fields that have no effect", _in(_FACTS))
     PAUSED_BY_ANNOTATION = ("PausedByAnnotation", "remove the annotation to resume", _in(_FACTS, by_user=True))
 
-    # What a control plane needs
+    # Failures of control planes
     INVALID_CLUSTER_PATH = (
         "InvalidClusterPath",
         "set `spec.virtual.clusterPath` to a DNS label, or back",
@@ -439,7 +439,7 @@ class Reason(StrEnum):
     )
     MIGRATED = ("Migrated", "nothing to do: of the former home nothing is left", _in(_MIGRATING, expected=True))
 
-    # What keeps any object from being reconciled
+    # Failures of any object
     MANAGEMENT_CLUSTER_REFUSED = (
         "ManagementClusterRefused",
         "raise the quota, or correct the admission policy; the operator retries",
@@ -457,7 +457,7 @@ class Reason(StrEnum):
     )
     INTERNAL_ERROR = ("InternalError", "report this fault of the operator, with its log", _in(_ANY))
 
-    # What an API server is not yet, or no longer
+    # Condition UpToDate of an API server
     ROLLING_OUT = (
         "RollingOut",
         "wait: the next API server is not ready yet",
@@ -503,7 +503,7 @@ class Reason(StrEnum):
         _in(_STORAGE),
     )
 
-    # The steps of a removal
+    # The steps of a deletion
     REGISTRATIONS_PENDING = (
         "RegistrationsPending",
         "registrations are still ready for it",
@@ -638,34 +638,34 @@ class Reason(StrEnum):
 
     @property
     def at_first(self) -> Reason | None:
-        """The reason of waiting that stands for this failure during the first tries; None if it is told at once."""
+        """The reason that replaces this failure during the first tries; None if the failure is reported at once."""
         return _BY_WORD[self.traits.at_first] if self.traits.at_first is not None else None
 
     def phase(self, *, published: bool) -> ControlPlanePhase:
         """Return the phase of a control plane whose condition Ready has this reason.
 
-        Once published it is neither Pending nor Provisioning again. It is Unavailable while the reason passes without a
-        person, and Failed while a person has to act.
+        A published control plane is never Pending or Provisioning. It is Unavailable while the reason is transient, and
+        Failed while a person has to act.
         """
-        wanted = self.traits.phase
-        if not published or wanted in _LASTING:
-            return wanted
+        phase = self.traits.phase
+        if not published or phase in _LASTING:
+            return phase
         return ControlPlanePhase.UNAVAILABLE if self.transient else ControlPlanePhase.FAILED
 
     def is_in(self, table: str) -> bool:
-        """Whether conditions of this table can have the reason."""
+        """Return whether conditions of this table can have the reason."""
         return table in self.traits.tables
 
 
 EXPECTED: Final = frozenset(reason for reason in Reason if reason.expected)
-"""Reasons that are part of normal work."""
+"""Reasons that are part of normal operation."""
 FALLS_ASLEEP: Final = frozenset({Reason.FALLING_ASLEEP, Reason.SLEEP_FAILED})
-"""Reasons of Hibernated while an API server is to end, and has not ended."""
+"""Reasons of Hibernated while an API server is being stopped."""
 _BY_WORD: Final = {str(reason): reason for reason in Reason}
 
 
 def reason_tables() -> Iterator[str]:
-    """Yield the lines of the tables of reasons, in Markdown."""
+    """Yield the lines of Markdown tables of the reasons."""
     for table in _TABLES:
         yield from (f"## {table}", "", *_rows(table), "")
 

@@ -1,4 +1,4 @@
-"""References from one object to another, and the texts that several kinds share: names, URLs, services."""
+"""References from an object to another object, and text types of several kinds: names, URLs, services."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NamespaceName = Annotated[str, StringConstraints(min_length=1, max_length=63, pa
 
 
 class ObjectReference(ApiModel):
-    """Names an object of a known kind."""
+    """Reference to an object of a fixed kind."""
 
     model_config = ConfigDict(json_schema_extra=ATOMIC_MAP)
 
@@ -43,7 +43,7 @@ class ObjectReference(ApiModel):
 
 
 class SecretReference(ApiModel):
-    """Names a Secret of the management cluster."""
+    """Reference to a Secret of the management cluster."""
 
     model_config = ConfigDict(json_schema_extra=ATOMIC_MAP)
 
@@ -54,7 +54,7 @@ class SecretReference(ApiModel):
 
 
 class TypedReference(ApiModel):
-    """Names an object of any kind."""
+    """Reference to an object of any kind."""
 
     model_config = ConfigDict(json_schema_extra=ATOMIC_MAP)
 
@@ -67,10 +67,10 @@ class TypedReference(ApiModel):
 
 
 class Service(StrEnum):
-    """What the multicluster controller manager does for a control plane.
+    """A service of the multicluster controller manager for a control plane.
 
     Controllers runs kube-controller-manager, Scheduler runs kube-scheduler. Workloads is accepted beside them, for
-    manifests that name it, and nothing serves it.
+    compatibility with existing manifests, and has no effect.
     """
 
     CONTROLLERS = "Controllers"
@@ -79,7 +79,7 @@ class Service(StrEnum):
 
     @property
     def served(self) -> bool:
-        """Whether kplane runs something for it."""
+        """Whether kplane runs a program for the service."""
         return self is not Service.WORKLOADS
 
 
@@ -116,7 +116,7 @@ Services = Annotated[
         )
     ),
 ]
-"""Services as users write them, `controllers` or `Controllers`; read as `Service`, each once."""
+"""Services in the notation of users, `controllers` or `Controllers`; read as `Service`, without duplicates."""
 
 
 _URL_SENTENCE: Final = (
@@ -127,7 +127,7 @@ _DOT_SENTENCE: Final = "must not contain the path segments '.' and '..': write t
 
 
 def _https_url(url: str) -> str:
-    """Hold a URL to the rules of `url_rules`, for objects that no API server has seen yet."""
+    """Validate a URL by the rules of `url_rules`, for objects that no API server has validated."""
     if not re.fullmatch(_URL, url):
         raise ValueError(f"the URL {_URL_SENTENCE}")
     if re.search(_DOT_SEGMENT, url):

@@ -1,4 +1,4 @@
-"""What the API server knows of a kind besides its schema, and the base class of the kinds."""
+"""Metadata of a kind besides its schema, and the base class of the kinds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ApiModel(BaseModel):
 
 
 class OwnerReference(ApiModel):
-    """The object that another one belongs to and is deleted with."""
+    """Reference to the owner of an object; the object is deleted with its owner."""
 
     api_version: str
     kind: str
@@ -53,7 +53,7 @@ class Metadata(ApiModel):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of `kubectl get`; those of priority 1 are shown by `-o wide` only."""
+    """A column of `kubectl get`; columns of priority 1 are shown by `-o wide` only."""
 
     name: str
     type: Literal["string", "integer", "boolean", "date"]
@@ -63,14 +63,14 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class ResourceInfo:
-    """How a kind is called, where it lives and how it is shown."""
+    """Names, scope and printer columns of a kind."""
 
     kind: str
     plural: str
     short_names: Sequence[str]
     columns: Sequence[Column]
     selectable: Sequence[str] = ()
-    """JSON paths of the fields that field selectors may name."""
+    """JSON paths of the fields that are allowed in field selectors."""
     categories: Sequence[str] = ("kplane",)
     scope: Literal["Cluster", "Namespaced"] = "Cluster"
     group: str = GROUP
@@ -88,7 +88,7 @@ class ResourceInfo:
 
 
 class ResourceModel(ApiModel):
-    """Base of the kinds; `Kind.model_validate(object)` reads what the API server returns, unknown fields aside."""
+    """Base of the kinds; `Kind.model_validate(object)` reads an object of the API server and ignores unknown fields."""
 
     resource: ClassVar[ResourceInfo]
 

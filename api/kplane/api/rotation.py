@@ -1,4 +1,4 @@
-"""How far the exchange of a control plane's CAs and ServiceAccount key has come."""
+"""Progress of the rotation of a control plane's CAs and ServiceAccount key."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kplane.api.resource import ApiModel
 __all__ = ["MAX_ROTATION_VALUE", "RotationPhase", "RotationStatus"]
 
 MAX_ROTATION_VALUE: Final = 63
-"""Characters that the value of the annotation `rotate` may have."""
+"""Maximum number of characters of the value of annotation `rotate`."""
 
 
 class RotationPhase(StrEnum):
-    """The steps of an exchange, in their order."""
+    """The steps of a rotation, in order."""
 
     TRUSTING = "Trusting"
     OVERLAPPING = "Overlapping"
@@ -25,17 +25,18 @@ class RotationPhase(StrEnum):
 
 
 class RotationStatus(ApiModel):
-    """An exchange of the control plane's CAs and ServiceAccount key."""
+    """A rotation of the control plane's CAs and ServiceAccount key."""
 
     value: Annotated[str, StringConstraints(min_length=1, max_length=MAX_ROTATION_VALUE)]
-    """The value of the annotation `controlplane.kplane.dev/rotate` that began it."""
+    """The value of annotation `controlplane.kplane.dev/rotate` that started the rotation."""
     phase: RotationPhase
-    """Trusting: the new ones are trusted next to the old ones. Overlapping: credentials are issued by the new ones, and
-    those of the old ones are good still. Dropping: the old ones are taken out. Done: only the new ones count.
+    """Trusting: the new CAs and key are trusted in addition to the former CAs and key. Overlapping: credentials are
+    issued by the new CAs and key, and former credentials stay valid. Dropping: the former CAs and key are removed.
+    Done: only the new CAs and key are trusted.
     """
     started_at: AwareDatetime
-    """When it began."""
+    """The time at which the rotation started."""
     phase_started_at: AwareDatetime
-    """When the present phase began."""
+    """The time at which the current phase started."""
     drop_at: AwareDatetime | None = None
-    """When the overlap ends, and with it what the old ones issued."""
+    """The time at which the overlap ends. Credentials of the former CAs and key are invalid from then on."""

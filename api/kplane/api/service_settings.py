@@ -1,4 +1,4 @@
-"""The Service under which the API server of a control plane is reached."""
+"""The Service of the API server of a control plane."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["ServiceSettings"]
 
 
 class ServiceSettings(ApiModel):
-    """What a cloud or a load balancer wants to be told of that Service."""
+    """Settings of the Service for a cloud or a load balancer."""
 
     annotations: Annotated[dict[str, Annotated[str, StringConstraints(max_length=4096)]], Field(max_length=32)] = Field(
         default_factory=dict
     )
     """Annotations of the Service."""
     load_balancer_class: Annotated[str, StringConstraints(min_length=1, max_length=316)] | None = None
-    """The implementation of load balancers that serves it, where the operator exposes API servers by load balancers.
-    It counts when the Service is made: Kubernetes does not allow a change.
+    """The load balancer implementation of the Service, if the operator exposes API servers by load balancers. It is set
+    when the Service is created, because Kubernetes does not allow a change.
     """

@@ -1,4 +1,4 @@
-"""Adopts an API server that is there already: the objects by which kplane gets in."""
+"""Adoption of an existing API server: creates the objects that give kplane access."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _SHARED_PATH: Final = re.compile(r".*/clusters/([^/]+)/control-plane/?")
 async def adopt(
     client: Client, name: str, *, config: ClusterConfig, namespace: str, external: str | None = None
 ) -> ControlPlane:
-    """Create endpoint, Secret and ControlPlane for the API server of `config`, an administrator there.
+    """Create endpoint, Secret and ControlPlane for the API server of `config`; all objects or none.
 
-    The Secret is in `namespace`, where the operator has to be able to read Secrets. It is deleted with the endpoint.
-    `external` is the URL for people, if theirs is another one. Raises AlreadyExists, and ClientError if `config` has no
-    credentials that can be handed on. Creates all objects or none.
+    `config` has the credentials of an administrator. The Secret is created in `namespace`; the operator must be allowed
+    to read Secrets there. The Secret is deleted with the endpoint. `external` is the URL for people, if it differs.
+    Raises AlreadyExists if an object exists, and ClientError if the operator could not use the credentials of `config`.
     """
     _require_lasting(config)
     spec: dict[str, Any] = {"mode": str(ControlPlaneMode.DEDICATED), "endpointRef": {"name": name}}
@@ -72,7 +72,7 @@ def _endpoint(name: str, config: ClusterConfig, secret: str, namespace: str, ext
 
 
 def _secret(name: str, config: ClusterConfig, *, owner: dict[str, Any]) -> dict[str, Any]:
-    """Describe the Secret: by its label the owner of the API server agrees."""
+    """Return the Secret. Its label is the consent of the API server's owner."""
     reference = {
         "apiVersion": _ENDPOINTS.api_version,
         "kind": _ENDPOINTS.kind,
@@ -87,6 +87,6 @@ def _secret(name: str, config: ClusterConfig, *, owner: dict[str, Any]) -> dict[
 
 
 async def _quietly(undo: Callable[[], Awaitable[object]]) -> None:
-    """Undo a step; the error that made it necessary is the one to tell."""
+    """Undo a step and ignore errors, so that the caller raises the error that caused the undo."""
     with contextlib.suppress(NotFound, ProviderError):
         await undo()

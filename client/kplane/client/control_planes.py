@@ -1,4 +1,4 @@
-"""The control planes of one management cluster."""
+"""The control planes of a management cluster."""
 
 from __future__ import annotations
 
@@ -53,36 +53,36 @@ _FIELD_MANAGER: Final = "kplane-client"
 _WAIT_SECONDS: Final = 300.0
 _POLL_SECONDS: Final = 0.3
 _RESTORE_SECONDS: Final = 60.0
-"""Time in which the operator writes a kubeconfig Secret again that was lost."""
+"""Time within which the operator writes a lost kubeconfig Secret again."""
 _ANSWER_SECONDS: Final = 10.0
-"""Time in which the operator answers a request to sleep. What its conditions say until then may be older."""
+"""Time within which the operator responds to a sleep request. Conditions may be of an earlier request until then."""
 _SLEEP_HOLDS_SECONDS: Final = 3.0
-"""Time in which clients whose connections ended with the API server come back, and wake it."""
+"""Time within which clients reconnect, and so wake a control plane whose API server has stopped."""
 _WAITS_FOR_PERSON: Final = frozenset({"NoSnapshotStorage", "NotRunByKplane"})
-"""Reasons of a snapshot that no time changes. The operator's list of reasons is above this package."""
+"""Reasons of a snapshot that needs the action of a person. The list of all reasons is `kplane.api.reasons`."""
 _NOT_FOUND: Final = "ControlPlaneNotFound"
 
 
 class ControlPlanes:
-    """Creates, follows, changes and deletes control planes, with the rights of a user of the management cluster.
+    """Client for control planes, with the rights of a user of the management cluster.
 
-    All methods raise `kplane.provider.ProviderError` if the API server refuses or does not answer, and ClientError as
-    they say. Waits end with NotSettled after `timeout_seconds`.
+    Methods raise `kplane.provider.ProviderError` if the API server refuses a request or does not respond. They raise
+    ClientError as documented. Methods that wait raise NotSettled after `timeout_seconds`.
     """
 
     def __init__(self, client: Client) -> None:
-        """Use a client of the management cluster, which its owner closes."""
+        """Use a client of the management cluster. The caller closes `client`."""
         self._client = client
 
     @classmethod
     @contextlib.asynccontextmanager
     async def connect(cls, config: ClusterConfig | None = None, *, context: str | None = None) -> AsyncIterator[Self]:
-        """Connect to a management cluster: of `config`, else of a context of the kubeconfig that kubectl would use.
+        """Connect to the management cluster of `config`, or else of a context of kubectl's kubeconfig.
 
-        Raises KubeconfigError if there is none.
+        Raises KubeconfigError if there is no configuration.
         """
-        chosen = config if config is not None else ClusterConfig.default(context=context)
-        async with Client(chosen, field_manager=_FIELD_MANAGER) as client:
+        configuration = config if config is not None else ClusterConfig.default(context=context)
+        async with Client(configuration, field_manager=_FIELD_MANAGER) as client:
             yield cls(client)
 
     @property
@@ -91,23 +91,29 @@ class ControlPlanes:
         return self._client
 
     async def get(self, name: str) -> ControlPlane:
-        """Read one. Raises NoControlPlane."""
+        """Return a control plane. Raises NoControlPlane if it does not exist."""
         try:
             return read_as(ControlPlane, await self._client.get(_CONTROL_PLANES, name))
         except NotFound as error:
             raise self._missing(name, error) from error
 
     async def list(self) -> Sequence[ControlPlane]:
-        """Read all, by name."""
-        found = (await self._client.list(_CONTROL_PLANES)).items
-        return sorted((read_as(ControlPlane, obj) for obj in found), key=lambda each: each.name)
+        """Return all control planes, sorted by name."""
+        items = (await self._client.list(_CONTROL_PLANES)).items
+        return sorted((read_as(ControlPlane, obj) for obj in items), key=lambda each: each.name)
 
     def watch(self, name: str | None = None) -> AsyncGenerator[Change[ControlPlane], None]:
-        """Yield what there is, then each change, without an end; of one control plane, or of all."""
+        """Yield the existing control planes, then each change, without an end.
+
+        With `name`, only that control plane is watched.
+        """
         return follow(self._client, ControlPlane, name=name)
 
     async def wait(self, name: str, until: Settled = ready, *, timeout_seconds: float = _WAIT_SECONDS) -> ControlPlane:
-        """Wait until a control plane is there and `until` says yes. Raises NotSettled with what its conditions say."""
+        """Wait until a control plane exists and `until` returns True for it.
+
+        Raises NotSettled, with the reason and message of a condition, after `timeout_seconds`.
+        """
         last: ControlPlane | None = None
         try:
             async with asyncio.timeout(timeout_seconds), contextlib.aclosing(self.watch(name)) as changes:
@@ -123,7 +129,7 @@ class ControlPlanes:
         raise AssertionError("a watch ended")
 
     async def wait_for_nodes(self, name: str, count: int, *, timeout_seconds: float = _WAIT_SECONDS) -> None:
-        """Wait until a control plane has so many nodes that are Ready. Raises NotSettled."""
+        """Wait until at least `count` nodes of a control plane are Ready. Raises NotSettled after `timeout_seconds`."""
         ready = 0
         try:
             async with asyncio.timeout(timeout_seconds), Client(await self.config(name)) as tenant:
@@ -135,7 +141,7 @@ class ControlPlanes:
             raise NotSettled(f"{name} has {ready} of {count} nodes Ready, after {timeout_seconds:g} s") from None
 
     async def has_fake_nodes(self) -> bool:
-        """Tell whether control planes get the nodes that their annotation `FAKE_NODES_ANNOTATION` asks for."""
+        """Return whether control planes get the number of nodes in their annotation `FAKE_NODES_ANNOTATION`."""
         return await self._client.exists(CONFIG_MAPS, FAKE_NODES_CONFIG_MAP, namespace="kube-public")
 
     async def create(
@@ -149,26 +155,31 @@ class ControlPlanes:
         wait: bool = False,
         timeout_seconds: float = _WAIT_SECONDS,
     ) -> ControlPlane:
-        """Create one, with `spec` as in a manifest. Raises AlreadyExists; with `wait`, returns when it can be used."""
-        chosen: dict[str, Any] = dict(spec or {})
+        """Create a control plane, with `spec` as in a manifest; with `wait`, return when it is Ready.
+
+        `class_name` and `mode` take precedence over `spec`. Raises AlreadyExists if a control plane of this name
+        exists.
+        """
+        full_spec: dict[str, Any] = dict(spec or {})
         if class_name is not None:
-            chosen["classRef"] = {"name": class_name}
+            full_spec["classRef"] = {"name": class_name}
         if mode is not None:
-            chosen["mode"] = str(ControlPlaneMode(mode))
-        body = {"metadata": {"name": name, "annotations": dict(annotations or {})}, "spec": chosen}
-        made = read_as(ControlPlane, await self._client.create(_CONTROL_PLANES, body))
-        return await self.wait(name, timeout_seconds=timeout_seconds) if wait else made
+            full_spec["mode"] = str(ControlPlaneMode(mode))
+        body = {"metadata": {"name": name, "annotations": dict(annotations or {})}, "spec": full_spec}
+        control_plane = read_as(ControlPlane, await self._client.create(_CONTROL_PLANES, body))
+        return await self.wait(name, timeout_seconds=timeout_seconds) if wait else control_plane
 
     async def clone(self, original: str, name: str, **options: Any) -> ControlPlane:
-        """Create one with the objects of another, and fresh identities; `options` are those of `create`."""
+        """Create a clone of a control plane: its objects with new identities; `options` are the options of `create`."""
         return await self._from({"controlPlaneRef": {"name": original}, "clone": True}, name, **options)
 
     async def restore(
         self, snapshot: str, name: str, *, identity_secret: str, clone: bool = False, **options: Any
     ) -> ControlPlane:
-        """Create one from a ControlPlaneSnapshot: the former one again, or a clone of it.
+        """Create a control plane from a ControlPlaneSnapshot: a restore of the saved control plane, or a clone.
 
-        `identity_secret` is a Secret beside the operator with the private key. `options` are those of `create`.
+        `identity_secret` is the name of a Secret in the operator's namespace with the private key. `options` are the
+        options of `create`.
         """
         source: dict[str, Any] = {
             "snapshotRef": {"name": snapshot},
@@ -190,9 +201,12 @@ class ControlPlanes:
         wait: bool = False,
         timeout_seconds: float = _WAIT_SECONDS,
     ) -> ControlPlane:
-        """Adopt the API server of `config`, an administrator there; see `kplane.client.adoption.adopt`."""
-        made = await adopt(self._client, name, config=config, namespace=namespace, external=external)
-        return await self.wait(name, timeout_seconds=timeout_seconds) if wait else made
+        """Adopt the API server of `config`; with `wait`, return when it is Ready. See `kplane.client.adoption.adopt`.
+
+        `config` has the credentials of an administrator.
+        """
+        control_plane = await adopt(self._client, name, config=config, namespace=namespace, external=external)
+        return await self.wait(name, timeout_seconds=timeout_seconds) if wait else control_plane
 
     async def delete(
         self,
@@ -202,16 +216,20 @@ class ControlPlanes:
         wait: bool = False,
         timeout_seconds: float = _WAIT_SECONDS,
     ) -> None:
-        """Delete one; with its data, if the policy in force is Destroy. `policy` sets it. Raises NoControlPlane."""
+        """Delete a control plane; with `wait`, return when the deletion is complete.
+
+        The data are deleted too if the policy in force is Destroy. `policy` changes the policy first. Raises
+        NoControlPlane if the control plane does not exist.
+        """
         if policy is not None:
             await self._patch(name, {"spec": {"deletionPolicy": str(DeletionPolicy(policy))}})
-        found = await self.get(name)
+        control_plane = await self.get(name)
         try:
-            await self._client.delete(_CONTROL_PLANES, name, uid=found.metadata.uid)
+            await self._client.delete(_CONTROL_PLANES, name, uid=control_plane.metadata.uid)
         except NotFound as error:
             raise self._missing(name, error) from error
         if wait:
-            await self._wait_gone(found, timeout_seconds=timeout_seconds)
+            await self._wait_gone(control_plane, timeout_seconds=timeout_seconds)
 
     async def _wait_gone(self, former: ControlPlane, *, timeout_seconds: float) -> None:
         last = former
@@ -227,7 +245,10 @@ class ControlPlanes:
 
     @contextlib.asynccontextmanager
     async def temporary(self, name: str, **options: Any) -> AsyncIterator[ControlPlane]:
-        """Create one that can be used, and destroy it with its data at the end; `options` are those of `create`."""
+        """Create a control plane, wait until it is Ready, and delete it with its data at the end.
+
+        `options` are the options of `create`.
+        """
         options["spec"] = {"deletionPolicy": str(DeletionPolicy.DESTROY), **(options.get("spec") or {})}
         await self.create(name, **options)
         try:
@@ -237,10 +258,11 @@ class ControlPlanes:
                 await self.delete(name, wait=True)
 
     async def kubeconfig(self, name: str, *, internal: bool = False) -> str:
-        """Return the administrator's kubeconfig: for people, or, with `internal`, for the management cluster's pods.
+        """Return the administrator's kubeconfig, for clients outside of the management cluster.
 
-        Its credentials end; the Secret has others before that. Raises NoControlPlane, and NoKubeconfig if it has not
-        published one yet, or if the Secret was lost.
+        With `internal`, the kubeconfig is for pods of the management cluster. Its credentials expire, and the operator
+        renews them in the Secret before. Raises NoControlPlane if the control plane does not exist. Raises NoKubeconfig
+        if the kubeconfig is not published yet, or if its Secret was lost.
         """
         key = KUBECONFIG_KEY if internal else KUBECONFIG_EXTERNAL_KEY
         try:
@@ -255,10 +277,11 @@ class ControlPlanes:
     async def restored_kubeconfig(
         self, name: str, *, internal: bool = False, timeout_seconds: float = _WAIT_SECONDS
     ) -> str:
-        """Return that kubeconfig. If its Secret was lost, wait until the operator has written it again.
+        """Return the kubeconfig as `kubeconfig` does, and wait for the operator to restore a lost Secret.
 
-        A control plane that sleeps is woken for that only: while it sleeps, nobody can issue credentials. Raises
-        NoControlPlane, NoKubeconfig if it was never published or is not back in time, and NotSettled.
+        A sleeping control plane is woken in this case, because only its API server can issue credentials. Raises
+        NoControlPlane if the control plane does not exist, and NotSettled if it does not wake. Raises NoKubeconfig if
+        no kubeconfig was ever published, or if the Secret stays lost.
         """
         try:
             return await self.kubeconfig(name, internal=internal)
@@ -276,23 +299,23 @@ class ControlPlanes:
                 await asyncio.sleep(_POLL_SECONDS)
 
     async def config(self, name: str, *, internal: bool = False) -> ClusterConfig:
-        """Return that kubeconfig as a configuration for `kplane.provider.Client`."""
+        """Return the kubeconfig of `kubeconfig` as a configuration for `kplane.provider.Client`."""
         return ClusterConfig.from_kubeconfig(await self.kubeconfig(name, internal=internal))
 
     @contextlib.asynccontextmanager
     async def tenant(
         self, name: str, *, internal: bool = False, timeout_seconds: float = _WAIT_SECONDS
     ) -> AsyncIterator[Client]:
-        """Connect to the API of a control plane as its administrator; one that sleeps is woken first."""
+        """Connect to the API of a control plane as its administrator; a sleeping control plane is woken first."""
         await self.ensure_awake(name, timeout_seconds=timeout_seconds)
         kubeconfig = await self.restored_kubeconfig(name, internal=internal, timeout_seconds=timeout_seconds)
         async with Client(ClusterConfig.from_kubeconfig(kubeconfig), field_manager=_FIELD_MANAGER) as client:
             yield client
 
     async def token(self, name: str, *, internal: bool = False, lifetime: timedelta | None = None) -> str:
-        """Return a bearer token for the API of a control plane: the published one, or a new one of this lifetime.
+        """Return a bearer token for the API of a control plane: the published token, or with `lifetime` a new token.
 
-        Raises ClientError if the control plane publishes a client certificate instead.
+        Raises ClientError if the control plane publishes a client certificate instead of a token.
         """
         if lifetime is not None:
             async with self.tenant(name, internal=internal) as tenant:
@@ -303,43 +326,52 @@ class ControlPlanes:
         return published
 
     async def events(self, name: str) -> Sequence[KubernetesEvent]:
-        """Read the Events of a control plane and of what belongs to it, the latest last. Raises NoControlPlane."""
+        """Return the Events of a control plane and of its related objects, the latest last.
+
+        Raises NoControlPlane if the control plane does not exist.
+        """
         return await ControlPlaneEvents(self._client, await self.get(name)).read()
 
     async def follow_events(self, name: str) -> AsyncGenerator[KubernetesEvent, None]:
-        """Yield these Events, then each new one, without an end. Close it by `contextlib.aclosing`."""
+        """Yield the Events that `events` returns, then each new Event, without an end.
+
+        Close the generator by `contextlib.aclosing`.
+        """
         async with contextlib.aclosing(ControlPlaneEvents(self._client, await self.get(name)).follow()) as events:
             async for event in events:
                 yield event
 
     async def move(self, name: str, *, mode: ControlPlaneMode | str, plan: bool = False) -> ControlPlane:
-        """Ask for a move of the data to a home of another mode, or with `plan` for what it would take. Does not wait.
+        """Request a move of the data to a home of another mode, or with `plan` an estimate of the move. Does not wait.
 
-        The settings of that mode are those of the present or the former home, and those that a move set aside.
+        The settings of the mode come from the current or former home in that mode, and from the settings before the
+        last move.
         """
-        found, wanted = await self.get(name), ControlPlaneMode(mode)
-        home = home_of_mode(found, wanted)
-        return await self._patch(name, patch_for(found, mode=wanted, home=home, plan=plan))
+        control_plane, desired_mode = await self.get(name), ControlPlaneMode(mode)
+        home = home_of_mode(control_plane, desired_mode)
+        return await self._patch(name, patch_for(control_plane, mode=desired_mode, home=home, plan=plan))
 
     async def abort_move(self, name: str) -> ControlPlane:
-        """Ask that the data stay in their present home, or that an intended move is given up. Does not wait."""
-        found = await self.get(name)
-        return await self._patch(name, patch_for(found, mode=found.home.mode, home=found.home, plan=False))
+        """Request that the data stay in their current home, which aborts a planned or running move. Does not wait."""
+        control_plane = await self.get(name)
+        return await self._patch(
+            name, patch_for(control_plane, mode=control_plane.home.mode, home=control_plane.home, plan=False)
+        )
 
     async def roll_back(self, name: str) -> ControlPlane:
-        """Ask that the data go back to their former home. Before the cut this aborts the move. Does not wait."""
-        found = await self.get(name)
-        home = former_home(found)
-        return await self._patch(name, patch_for(found, mode=home.mode, home=home, plan=False))
+        """Request that the data return to their former home. Before the cut, this aborts the move. Does not wait."""
+        control_plane = await self.get(name)
+        home = former_home(control_plane)
+        return await self._patch(name, patch_for(control_plane, mode=home.mode, home=home, plan=False))
 
     async def sleep(self, name: str, *, wait: bool = False, timeout_seconds: float = _WAIT_SECONDS) -> ControlPlane:
-        """Ask that the API server ends until a client needs it; with `wait`, returns when it has ended.
+        """Request that the API server stops until a client needs it; with `wait`, return when it has stopped.
 
-        Raises ClientError as soon as it is known what keeps the control plane awake, and if a client wakes it at once.
-        The request stays: the control plane sleeps when nothing keeps it awake any more.
+        Raises ClientError as soon as an obstacle to the sleep is known, or if a client wakes the control plane
+        immediately. The request stays in force: the control plane sleeps when the obstacle is gone.
         """
-        asked = await self._annotate(name, SLEEP_REQUESTED_ANNOTATION, _now())
-        return await self._wait_asleep(asked, timeout_seconds=timeout_seconds) if wait else asked
+        requested = await self._annotate(name, SLEEP_REQUESTED_ANNOTATION, _now())
+        return await self._wait_asleep(requested, timeout_seconds=timeout_seconds) if wait else requested
 
     async def _wait_asleep(self, asked: ControlPlane, *, timeout_seconds: float) -> ControlPlane:
         name, former = asked.name, answer(asked)
@@ -351,41 +383,41 @@ class ControlPlanes:
             return asleep(control_plane) or obstacle(control_plane) not in {None, former}
 
         if former is None:
-            found = await self.wait(name, is_decided, timeout_seconds=timeout_seconds)
+            latest = await self.wait(name, is_decided, timeout_seconds=timeout_seconds)
         else:
             try:
                 seconds = min(_ANSWER_SECONDS, timeout_seconds)
-                found = await self.wait(name, is_decided_anew, timeout_seconds=seconds)
+                latest = await self.wait(name, is_decided_anew, timeout_seconds=seconds)
             except NotSettled:
                 seconds = max(timeout_seconds - _ANSWER_SECONDS, _POLL_SECONDS)
-                found = await self.wait(name, is_decided, timeout_seconds=seconds)
-        if not asleep(found):
-            raise ClientError(f"ControlPlane {name} does not sleep: {obstacle(found)}")
+                latest = await self.wait(name, is_decided, timeout_seconds=seconds)
+        if not asleep(latest):
+            raise ClientError(f"ControlPlane {name} does not sleep: {obstacle(latest)}")
         with contextlib.suppress(NotSettled):
             woken = await self.wait(name, lambda each: not asleep(each), timeout_seconds=_SLEEP_HOLDS_SECONDS)
             raise ClientError(f"ControlPlane {name} slept and was woken again: {_told(name, woken)}")
-        return found
+        return latest
 
     async def wake(self, name: str) -> ControlPlane:
-        """Ask that the API server of one that sleeps starts."""
+        """Request that the API server of a sleeping control plane starts."""
         return await self._annotate(name, WAKE_REQUESTED_ANNOTATION, _now())
 
     async def ensure_awake(self, name: str, *, timeout_seconds: float = _WAIT_SECONDS) -> None:
-        """Wake one that sleeps, and wait for it; not every address wakes it by itself."""
+        """Wake a control plane if it sleeps, and wait for its API server; some addresses do not wake it on use."""
         if asleep(await self.get(name)):
             await self.wake(name)
             await self.wait(name, awake, timeout_seconds=timeout_seconds)
 
     async def pause(self, name: str) -> ControlPlane:
-        """Have the operator leave it as it is, its deletion included."""
+        """Pause the reconciliation and the deletion of a control plane."""
         return await self._annotate(name, PAUSED_ANNOTATION, "true")
 
     async def resume(self, name: str) -> ControlPlane:
-        """End a pause."""
+        """Resume the reconciliation of a control plane."""
         return await self._annotate(name, PAUSED_ANNOTATION, None)
 
     async def rotate(self, name: str) -> ControlPlane:
-        """Have CAs and ServiceAccount key exchanged, step by step, while clients continue to work."""
+        """Request a rotation of CAs and ServiceAccount key, in steps, while clients continue to work."""
         return await self._annotate(name, ROTATE_ANNOTATION, _now())
 
     async def register(
@@ -395,7 +427,10 @@ class ControlPlanes:
         services: tuple[str, ...] = ("controllers",),
         profile: ControllersProfile | str | None = None,
     ) -> ControlPlaneRegistration:
-        """Have services run for a control plane, by a registration of its name, with controllers of this profile."""
+        """Request services for a control plane, by a registration of the same name.
+
+        `profile` is the profile of controllers. An existing registration of this name is updated.
+        """
         spec: dict[str, Any] = {"controlPlaneRef": {"name": name}, "services": list(services)}
         if profile is not None:
             spec["controllers"] = {"profile": str(ControllersProfile(profile))}
@@ -403,52 +438,52 @@ class ControlPlanes:
         return read_as(ControlPlaneRegistration, await self._client.apply(_REGISTRATIONS, body, force=True))
 
     async def unregister(self, name: str) -> None:
-        """End what runs by the registration of this name; one that is gone already is fine."""
+        """Delete the registration of this name, which stops its services; a missing registration is no error."""
         with contextlib.suppress(NotFound):
             await self._client.delete(_REGISTRATIONS, name)
 
     async def registrations(self, of: str | None = None) -> Sequence[ControlPlaneRegistration]:
-        """Read the registrations of a control plane, or all, by name."""
+        """Return the registrations of a control plane, or all registrations, sorted by name."""
         selector = f"spec.controlPlaneRef.name={of}" if of is not None else None
-        found = await self._client.list(_REGISTRATIONS, field_selector=selector)
-        return sorted((read_as(ControlPlaneRegistration, obj) for obj in found.items), key=lambda each: each.name)
+        response = await self._client.list(_REGISTRATIONS, field_selector=selector)
+        return sorted((read_as(ControlPlaneRegistration, obj) for obj in response.items), key=lambda each: each.name)
 
     async def snapshot(
         self, name: str, *, of: str, wait: bool = False, timeout_seconds: float = _WAIT_SECONDS
     ) -> ControlPlaneSnapshot:
-        """Save the data and keys of a control plane; with `wait`, returns when they are saved.
+        """Save the data and keys of a control plane; with `wait`, return when they are saved.
 
-        Raises ClientError as soon as the operator says that the snapshot waits for a person. It stays, and is made once
-        what it waits for is there. Raises NoControlPlane if there is none of that name to save.
+        Raises ClientError as soon as the snapshot waits for the action of a person. The snapshot stays, and is made
+        after that action. Raises NoControlPlane if there is no control plane with name `of`.
         """
         body = {"metadata": {"name": name}, "spec": {"controlPlaneRef": {"name": of}}}
-        made = read_as(ControlPlaneSnapshot, await self._client.create(_SNAPSHOTS, body))
+        snapshot = read_as(ControlPlaneSnapshot, await self._client.create(_SNAPSHOTS, body))
         if not wait:
-            return made
-        last = made
+            return snapshot
+        latest = snapshot
         try:
             changes = follow(self._client, ControlPlaneSnapshot, name=name)
             async with asyncio.timeout(timeout_seconds), contextlib.aclosing(changes):
                 async for change in changes:
-                    last = change.object
+                    latest = change.object
                     if change.type == "DELETED":
                         raise ClientError(f"ControlPlaneSnapshot {name} was deleted before it was complete")
-                    if last.status.phase is SnapshotPhase.COMPLETED:
-                        return last
-                    await self._check_waiting(last)
+                    if latest.status.phase is SnapshotPhase.COMPLETED:
+                        return latest
+                    await self._check_waiting(latest)
         except TimeoutError:
-            said = find_condition(last.status.conditions, READY)
-            why = f": {said.message}" if said is not None else ""
-            raise NotSettled(f"snapshot {name} is not complete after {timeout_seconds:g} s{why}") from None
+            condition = find_condition(latest.status.conditions, READY)
+            cause = f": {condition.message}" if condition is not None else ""
+            raise NotSettled(f"snapshot {name} is not complete after {timeout_seconds:g} s{cause}") from None
         raise AssertionError("a watch ended")
 
     async def _check_waiting(self, snapshot: ControlPlaneSnapshot) -> None:
-        """Raise ClientError if a snapshot waits for what does not come by itself."""
+        """Raise ClientError if a snapshot waits for a condition that only a person can change."""
         ready = find_condition(snapshot.status.conditions, READY)
         if ready is None or ready.status == "True":
             return
         if ready.reason == _NOT_FOUND:
-            # The operator may have seen the snapshot before a control plane that was created just now.
+            # The operator may have seen the snapshot before it saw a control plane that was created just before.
             await self.get(snapshot.spec.control_plane_ref.name)
         elif ready.reason in _WAITS_FOR_PERSON:
             raise ClientError(
@@ -457,14 +492,14 @@ class ControlPlanes:
             )
 
     async def delete_snapshot(self, name: str) -> None:
-        """Ask for the deletion of a snapshot with its file. Raises `kplane.provider.NotFound`."""
+        """Delete a snapshot and its file, without a wait. Raises `kplane.provider.NotFound` if it does not exist."""
         await self._client.delete(_SNAPSHOTS, name)
 
     async def snapshots(self, of: str | None = None) -> Sequence[ControlPlaneSnapshot]:
-        """Read the snapshots of a control plane, or all, by name."""
+        """Return the snapshots of a control plane, or all snapshots, sorted by name."""
         selector = f"spec.controlPlaneRef.name={of}" if of is not None else None
-        found = await self._client.list(_SNAPSHOTS, field_selector=selector)
-        return sorted((read_as(ControlPlaneSnapshot, obj) for obj in found.items), key=lambda each: each.name)
+        response = await self._client.list(_SNAPSHOTS, field_selector=selector)
+        return sorted((read_as(ControlPlaneSnapshot, obj) for obj in response.items), key=lambda each: each.name)
 
     async def _annotate(self, name: str, annotation: str, value: str | None) -> ControlPlane:
         return await self._patch(name, {"metadata": {"annotations": {annotation: value}}})
@@ -477,7 +512,7 @@ class ControlPlanes:
 
     def _missing(self, name: str, error: NotFound) -> ClientError:
         if "name" not in error.details:
-            # An API server that has the kind names the object.
+            # An API server that serves the kind names the object in its error.
             return ClientError(
                 f"{self._client.config.server} has no kind ControlPlane: install kplane there, or choose another"
                 " context"
@@ -489,31 +524,31 @@ def _told(name: str, control_plane: ControlPlane | None) -> str:
     if control_plane is None:
         return f"ControlPlane {name} is not there"
     phase = control_plane.status.phase or ControlPlanePhase.PENDING
-    said = find_condition(control_plane.status.conditions, READY)
-    if said is not None and said.status == "True":
-        # What is Ready may be awake although it should sleep, or asleep although it should wake.
-        said = find_condition(control_plane.status.conditions, HIBERNATED)
-    why = f" ({said.reason}: {said.message})" if said is not None else ""
-    return f"ControlPlane {name} is {phase}{why}"
+    condition = find_condition(control_plane.status.conditions, READY)
+    if condition is not None and condition.status == "True":
+        # A control plane that is Ready may be awake against a sleep request, or asleep against a wake request.
+        condition = find_condition(control_plane.status.conditions, HIBERNATED)
+    cause = f" ({condition.reason}: {condition.message})" if condition is not None else ""
+    return f"ControlPlane {name} is {phase}{cause}"
 
 
 def _why_no_kubeconfig(control_plane: ControlPlane, *, key: str, is_lost: bool) -> str:
     name = control_plane.name
-    told, secret = _told(name, control_plane), f"{management_namespace(name)}/{kubeconfig_secret_name(name)}"
+    state, secret = _told(name, control_plane), f"{management_namespace(name)}/{kubeconfig_secret_name(name)}"
     if control_plane.status.endpoint is None:
-        return f"{told}: it has published no kubeconfig yet"
+        return f"{state}: it has published no kubeconfig yet"
     if not is_lost:
-        return f"{told}: its Secret {secret} has no key {key}; it is published for the other kind of client only"
+        return f"{state}: its Secret {secret} has no key {key}; it is published for the other kind of client only"
     if asleep(control_plane):
-        return f"{told}: its Secret {secret} is gone; the operator writes it again after a wake: kplane wake {name}"
-    return f"{told}: its Secret {secret} is gone, and the operator has not written it again yet; try again in a minute"
+        return f"{state}: its Secret {secret} is gone; the operator writes it again after a wake: kplane wake {name}"
+    return f"{state}: its Secret {secret} is gone, and the operator has not written it again yet; try again in a minute"
 
 
 def _is_ready(node: Mapping[str, Any]) -> bool:
     conditions = node.get("status", {}).get("conditions") or ()
-    return any(each["type"] == READY and each["status"] == "True" for each in conditions)
+    return any(condition["type"] == READY and condition["status"] == "True" for condition in conditions)
 
 
 def _now() -> str:
-    # With a fraction: a wake must be later than the sleep that began in the same second.
+    # With fractions of a second: a wake must be later than a sleep that started in the same second.
     return datetime.now(UTC).isoformat()

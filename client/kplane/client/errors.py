@@ -1,4 +1,4 @@
-"""The exceptions of this package, one family. What the API server refuses is raised as kplane.provider does."""
+"""Exceptions of this package. Errors of the API server are raised as exceptions of kplane.provider."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ __all__ = ["ClientError", "NoControlPlane", "NoKubeconfig", "NotSettled"]
 
 
 class ClientError(Exception):
-    """Root of the errors of this package."""
+    """Base class of the exceptions of this package."""
 
 
 class NoControlPlane(ClientError, LookupError):
-    """There is no ControlPlane of that name."""
+    """Raised if there is no ControlPlane with the given name."""
 
 
 class NoKubeconfig(ClientError):
-    """The control plane has published no kubeconfig of that kind yet."""
+    """Raised if the control plane has not published a kubeconfig for this type of client."""
 
 
 class NotSettled(ClientError, TimeoutError):
-    """A control plane did not come to where it was waited for; the message has what its conditions say."""
+    """Raised if a control plane did not reach a state in time; the message has the cause from its conditions."""

@@ -1,4 +1,4 @@
-"""Events of a control plane and of what belongs to it, in the order in which they happened."""
+"""Events of a control plane and of its related objects, in order of time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kplane.provider.client.resources import EVENTS
 __all__ = ["ControlPlaneEvents", "KubernetesEvent"]
 
 _CLUSTER_SCOPED: Final = "default"
-"""Where Kubernetes keeps the Events of objects that have no namespace."""
+"""Namespace of the Events of cluster-scoped objects."""
 _REFERRING: Final = (ControlPlaneRegistration, ControlPlaneSnapshot)
 """Kinds with a `spec.controlPlaneRef`."""
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
@@ -25,28 +25,28 @@ _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesEvent:
-    """One Event, whichever of the two APIs of Events wrote it."""
+    """An Event of `v1` or `events.k8s.io/v1`."""
 
     last: datetime
-    """When it happened last."""
+    """The time of the last occurrence."""
     type: str
     """Normal or Warning."""
     reason: str
     kind: str
-    """Kind of the object that it is about."""
+    """Kind of the involved object."""
     name: str
-    """Name of that object."""
+    """Name of the involved object."""
     uid: str
-    """UID of that object; empty if the Event has none."""
+    """UID of the involved object; empty if the Event has none."""
     count: int
-    """How often it happened."""
+    """The number of occurrences."""
     message: str
     raw: Mapping[str, Any] = field(repr=False)
-    """The Event as the API server has it."""
+    """The Event object of the API server."""
 
     @classmethod
     def read(cls, obj: Mapping[str, Any]) -> Self:
-        """Read an Event of `v1`."""
+        """Return the Event of an object of `v1`."""
         about = obj.get("involvedObject") or {}
         series = obj.get("series") or {}
         moments = (
@@ -57,7 +57,7 @@ class KubernetesEvent:
             (obj.get("metadata") or {}).get("creationTimestamp"),
         )
         return cls(
-            last=next((datetime.fromisoformat(each) for each in moments if each), _NEVER),
+            last=next((datetime.fromisoformat(moment) for moment in moments if moment), _NEVER),
             type=obj.get("type") or "Normal",
             reason=obj.get("reason") or "",
             kind=about.get("kind") or "",
@@ -70,12 +70,12 @@ class KubernetesEvent:
 
     @property
     def about(self) -> str:
-        """The object that it is about, as `Kind/name`."""
+        """The involved object, as `Kind/name`."""
         return f"{self.kind}/{self.name}"
 
 
 class ControlPlaneEvents:
-    """Reads and follows the Events of one control plane.
+    """Reads and follows the Events of a control plane.
 
     These are the Events of the ControlPlane, of its registrations, endpoint and snapshots, and of its namespace.
     """
@@ -92,22 +92,22 @@ class ControlPlaneEvents:
         self._unrelated: set[tuple[str, str]] = set()
 
     async def read(self) -> Sequence[KubernetesEvent]:
-        """Return the present ones, the latest last."""
+        """Return the existing Events, the latest last."""
         await self._relate()
         kplane = f"involvedObject.apiVersion={API_VERSION}"
-        found = [
+        objects = [
             *(await self._client.list(EVENTS, namespace=_CLUSTER_SCOPED, field_selector=kplane)).items,
             *(await self._client.list(EVENTS, namespace=self._namespace)).items,
         ]
-        events = [KubernetesEvent.read(each) for each in found]
-        return sorted([each for each in events if self._is_related(each)], key=lambda each: each.last)
+        events = [KubernetesEvent.read(event) for event in objects]
+        return sorted([event for event in events if self._is_related(event)], key=lambda each: each.last)
 
     async def follow(self) -> AsyncGenerator[KubernetesEvent, None]:
-        """Yield the present ones, the latest last, then each that is new or happens again, without an end."""
+        """Yield the existing Events, the latest last, then each new or repeated Event, without an end."""
         seen = set[str]()
-        for each in await self.read():
-            seen.add(each.raw["metadata"]["resourceVersion"])
-            yield each
+        for existing in await self.read():
+            seen.add(existing.raw["metadata"]["resourceVersion"])
+            yield existing
         changes = follow_objects(self._client, EVENTS, namespaces=(_CLUSTER_SCOPED, self._namespace))
         async with contextlib.aclosing(changes):
             async for change in changes:
@@ -118,21 +118,21 @@ class ControlPlaneEvents:
                     yield event
 
     async def _relate(self) -> None:
-        """Note the registrations and snapshots of the control plane."""
+        """Record the registrations and snapshots of the control plane."""
         for kind in _REFERRING:
-            found = await self._client.list(
+            response = await self._client.list(
                 served(kind.resource), field_selector=f"spec.controlPlaneRef.name={self._name}", metadata_only=True
             )
-            self._related |= {(kind.resource.kind, each["metadata"]["name"]) for each in found.items}
+            self._related |= {(kind.resource.kind, item["metadata"]["name"]) for item in response.items}
 
     async def _is_of(self, event: KubernetesEvent) -> bool:
-        """Whether an Event is of the control plane, also if its object is newer than the last look."""
-        about = event.kind, event.name
-        may_be = any(event.kind == kind.resource.kind for kind in _REFERRING)
-        if may_be and about not in self._related and about not in self._unrelated:
+        """Return whether an Event belongs to the control plane; objects that are not recorded yet are looked up."""
+        involved = event.kind, event.name
+        is_referring_kind = any(event.kind == kind.resource.kind for kind in _REFERRING)
+        if is_referring_kind and involved not in self._related and involved not in self._unrelated:
             await self._relate()
-            if about not in self._related:
-                self._unrelated.add(about)
+            if involved not in self._related:
+                self._unrelated.add(involved)
         return self._is_related(event)
 
     def _is_related(self, event: KubernetesEvent) -> bool:

@@ -1,4 +1,4 @@
-"""What can be waited for, each as a question to one control plane."""
+"""Predicates of control planes, for `ControlPlanes.wait`."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from kplane.api import READY, ControlPlane, ControlPlaneMode, ControlPlanePhase,
 __all__ = ["Settled", "arrived", "asleep", "awake", "moved", "ready"]
 
 Settled = Callable[[ControlPlane], bool]
-"""Whether a control plane is where it was waited for."""
+"""Predicate of a control plane: True ends the wait."""
 
 
 def ready(control_plane: ControlPlane) -> bool:
-    """Whether it is published and can be used; one that sleeps is woken by its first request."""
+    """Return whether the control plane is published and can be used; a request wakes a sleeping control plane."""
     status = control_plane.status
     return status.observed_generation == control_plane.metadata.generation and is_true(status.conditions, READY)
 
 
 def awake(control_plane: ControlPlane) -> bool:
-    """Whether its API server runs."""
+    """Return whether the API server runs."""
     return control_plane.status.phase is ControlPlanePhase.READY and ready(control_plane)
 
 
 def asleep(control_plane: ControlPlane) -> bool:
-    """Whether it sleeps."""
+    """Return whether the control plane sleeps."""
     return control_plane.status.phase is ControlPlanePhase.HIBERNATED
 
 
 def moved(mode: ControlPlaneMode) -> Settled:
-    """Whether its data live in a home of this mode, and it can be used there."""
+    """Return the predicate that the data are in a home of this mode and the control plane can be used."""
 
     def settled(control_plane: ControlPlane) -> bool:
         return control_plane.home.mode is mode and ready(control_plane)
@@ -38,7 +38,7 @@ def moved(mode: ControlPlaneMode) -> Settled:
 
 
 def arrived(home: Home) -> Settled:
-    """Whether its data live in this home and go to no other one, and it can be used there."""
+    """Return the predicate that the data are and stay in this home, and that the control plane can be used."""
 
     def settled(control_plane: ControlPlane) -> bool:
         moving = control_plane.status.migration

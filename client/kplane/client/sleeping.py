@@ -1,4 +1,4 @@
-"""Why a control plane that was asked to sleep stays awake, as its annotations and conditions tell."""
+"""Obstacles to a requested sleep of a control plane, from its annotations and conditions."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from kplane.api.names import PAUSED_ANNOTATION, SLEEP_REQUESTED_ANNOTATION, WAKE
 __all__ = ["answer", "obstacle"]
 
 _KEPT_AWAKE: Final = frozenset({"KeptAwake", "NamespaceStuck"})
-"""Reasons of condition Hibernated. The operator's list of reasons is above this package."""
+"""Reasons of condition Hibernated. The list of all reasons is `kplane.api.reasons`."""
 
 
 def obstacle(control_plane: ControlPlane) -> str | None:
-    """Return what keeps awake a control plane that was asked to sleep, with a remedy; None if nothing is known."""
+    """Return the obstacle to a requested sleep, with a remedy; None if no obstacle is known."""
     return _prevention(control_plane) or answer(control_plane)
 
 
 def _prevention(control_plane: ControlPlane) -> str | None:
-    """Return what the object itself says, whether or not the operator has seen the request."""
+    """Return an obstacle in the object itself, whether or not the operator has seen the request."""
     rotation, migration = control_plane.status.rotation, control_plane.status.migration
     if control_plane.deleting:
         return "it is being deleted"
@@ -37,9 +37,9 @@ def _prevention(control_plane: ControlPlane) -> str | None:
 
 
 def answer(control_plane: ControlPlane) -> str | None:
-    """Return what the operator says that keeps it awake; None if it says nothing of that.
+    """Return the obstacle that the operator reports in the conditions; None if there is none.
 
-    The conditions may be an answer to an earlier request.
+    The conditions may be the response to an earlier request.
     """
     hibernated = find_condition(control_plane.status.conditions, HIBERNATED)
     if hibernated is not None and hibernated.status == "False" and hibernated.reason in _KEPT_AWAKE:
@@ -51,8 +51,8 @@ def answer(control_plane: ControlPlane) -> str | None:
 
 
 def _woken_since(control_plane: ControlPlane) -> bool:
-    """Tell whether a client, or a person, asked for the API server after the last request to sleep."""
+    """Return whether a client or a person requested a wake after the last sleep request."""
     annotations = control_plane.metadata.annotations
-    asked = read_time(annotations.get(SLEEP_REQUESTED_ANNOTATION))
-    woken = read_time(annotations.get(WAKE_REQUESTED_ANNOTATION))
-    return asked is not None and woken is not None and woken >= asked
+    sleep_time = read_time(annotations.get(SLEEP_REQUESTED_ANNOTATION))
+    wake_time = read_time(annotations.get(WAKE_REQUESTED_ANNOTATION))
+    return sleep_time is not None and wake_time is not None and wake_time >= sleep_time

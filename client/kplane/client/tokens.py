@@ -16,9 +16,10 @@ _SUBJECT: Final = re.compile("system:serviceaccount:(?P<namespace>[^:]+):(?P<nam
 
 
 async def issue_token(tenant: Client, *, seconds: int) -> str:
-    """Have the API server of a control plane issue a token for the ServiceAccount that `tenant` authenticates as.
+    """Return a new token for the ServiceAccount as which `tenant` authenticates, issued by the API server of `tenant`.
 
-    The API server may grant a shorter life. Raises ClientError if `tenant` does not use a token of a ServiceAccount.
+    `seconds` is the requested lifetime; the API server may grant a shorter lifetime. Raises ClientError if `tenant`
+    does not use a ServiceAccount token.
     """
     namespace, name = _service_account(tenant.config.token)
     body = {
@@ -32,15 +33,15 @@ async def issue_token(tenant: Client, *, seconds: int) -> str:
 
 
 def _service_account(token: str | None) -> tuple[str, str]:
-    """Return namespace and name of the ServiceAccount that a token is of."""
+    """Return namespace and name of a token's ServiceAccount. Raises ClientError if there is none."""
     try:
         payload = (token or "").split(".")[1]
         subject = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))["sub"]
     except (IndexError, KeyError, TypeError, ValueError):
         subject = ""
-    if (found := _SUBJECT.fullmatch(str(subject))) is None:
+    if (match := _SUBJECT.fullmatch(str(subject))) is None:
         raise ClientError(
             "the administrator of this control plane has a client certificate and no ServiceAccount; use its"
             " kubeconfig, or a class with auth.model token"
         )
-    return found["namespace"], found["name"]
+    return match["namespace"], match["name"]

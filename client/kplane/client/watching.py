@@ -1,4 +1,4 @@
-"""Follows objects of one kind until the caller stops."""
+"""Watches of objects of a kind, until the caller stops."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ Kind = TypeVar("Kind", bound=ResourceModel)
 
 @dataclass(frozen=True, slots=True)
 class Change(Generic[Kind]):
-    """An object as it is now; for DELETED, as it was last."""
+    """The current state of an object; for DELETED, its last state."""
 
     type: EventKind
     object: Kind
 
 
 def served(info: ResourceInfo) -> Resource:
-    """Return a kind of kplane as the API server serves it."""
+    """Return the API resource of a kind of kplane."""
     return Resource(info.api_version, info.kind, info.plural, namespaced=info.scope == "Namespaced")
 
 
 def read_as(kind: type[Kind], obj: dict[str, object]) -> Kind:
-    """Read an object. Raises ClientError if this version of kplane does not understand it."""
+    """Return the object as an instance of `kind`. Raises ClientError if this version of kplane cannot read it."""
     try:
         return kind.model_validate(obj)
     except ValidationError as error:
@@ -48,9 +48,9 @@ def read_as(kind: type[Kind], obj: dict[str, object]) -> Kind:
 
 
 async def follow(client: Client, kind: type[Kind], *, name: str | None = None) -> AsyncGenerator[Change[Kind], None]:
-    """Yield what there is, then each change, without an end. Close it by `contextlib.aclosing`.
+    """Yield the existing objects, then each change, without an end. Close it by `contextlib.aclosing`.
 
-    Raises ApiError if the API server refuses at first; later it retries, as it does while the server is unreachable.
+    Raises ApiError if the API server refuses the first request. Later refusals, and an unreachable server, are retried.
     """
     async with contextlib.aclosing(follow_objects(client, served(kind.resource), name=name)) as events:
         async for event in events:
@@ -60,7 +60,7 @@ async def follow(client: Client, kind: type[Kind], *, name: str | None = None) -
 async def follow_objects(
     client: Client, resource: Resource, *, namespaces: Sequence[str | None] = (None,), name: str | None = None
 ) -> AsyncGenerator[Event, None]:
-    """Yield what there is of any kind in these namespaces, then each change; see `follow`."""
+    """Yield the existing objects of any resource in these namespaces, then each change; see `follow`."""
     events: asyncio.Queue[Event] = asyncio.Queue()
     async with contextlib.AsyncExitStack() as stack:
         for namespace in namespaces:
