@@ -1,1 +1,1 @@
-"""One address for all control planes: routes `/clusters/<clusterPath>/control-plane` to API servers, with Envoy."""
+"""Gateway: one address for all control planes. Envoy routes `/clusters/<clusterPath>/control-plane` to API servers."""

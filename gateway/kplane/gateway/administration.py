@@ -1,4 +1,4 @@
-"""What Envoy says of itself, on a private socket."""
+"""Client of Envoy's administration interface on a private Unix socket."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ _VERSIONS: Final = {
     f"http.gateway.rds.{ROUTES}.version_text": "routes",
 }
 _READY: Final = {"server.live": 1, "listener_manager.workers_started": 1, "cluster_manager.warming_clusters": 0}
-"""Envoy takes connections, and uses each cluster that it knows: names of hosts are looked up first."""
+"""Statistics of an Envoy that accepts connections, and has initialized each cluster, including DNS lookups."""
 _SERVED: Final = "|".join(re.escape(name) for name in (*_VERSIONS, *_READY))
 _TEXT: Final = re.compile('^([^ ]+): "(.*)"$', re.MULTILINE)
 _NUMBER: Final = re.compile("^([^ ]+): ([0-9]+)$", re.MULTILINE)
 
 
 class Administration:
-    """Asks one Envoy; an async context manager. Each call raises OSError, aiohttp.ClientError or TimeoutError if there
-    is no answer.
+    """Client of an Envoy's administration interface, as an asynchronous context manager.
+
+    Each method raises OSError, aiohttp.ClientError or TimeoutError if Envoy does not answer within 5 s.
     """
 
     def __init__(self, socket: PurePosixPath) -> None:
@@ -45,21 +46,27 @@ class Administration:
         await self._session.close()
 
     async def serves(self) -> Versions | None:
-        """Return the versions of the files that Envoy serves by, empty where it uses none yet; None: not ready."""
+        """Return the versions of the files that Envoy uses; None if Envoy is not ready.
+
+        A version is empty if Envoy has not loaded this file yet.
+        """
         text = await self._get("/stats", filter=f"^({_SERVED})$")
         numbers = {name: int(value) for name, value in _NUMBER.findall(text)}
         if any(numbers.get(name) != value for name, value in _READY.items()):
             return None
-        found = dict(_TEXT.findall(text))
-        return Versions(**{field: found.get(name, "") for name, field in _VERSIONS.items()})
+        versions = dict(_TEXT.findall(text))
+        return Versions(**{field: versions.get(name, "") for name, field in _VERSIONS.items()})
 
     async def numbers(self, pattern: str) -> Mapping[str, int]:
-        """Return the counters and gauges whose names match."""
+        """Return the counters and gauges whose names match the regular expression `pattern`.
+
+        Statistics that Envoy has never updated are absent.
+        """
         text = await self._get("/stats", filter=pattern, usedonly="")
         return {name: int(value) for name, value in _NUMBER.findall(text)}
 
     async def set_runtime(self, key: str, value: int) -> None:
-        """Set a value of Envoy's runtime, until Envoy ends."""
+        """Set a value of Envoy's runtime, which lasts until Envoy stops."""
         async with self._session.post("http://envoy/runtime_modify", params={key: str(value)}) as answer:
             answer.raise_for_status()
 

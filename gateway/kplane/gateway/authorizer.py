@@ -1,4 +1,7 @@
-"""The service that Envoy asks: who is the user, which API server is meant, and does it run?"""
+"""Authorizer: answers Envoy's questions about the user of a request, and the API server that gets the request.
+
+A request to a sleeping control plane also waits here until the API server runs.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ from kplane.gateway.waker import Waker
 __all__ = ["Authorizer"]
 
 _HEADER_BYTES: Final = 96 << 10
-"""As Envoy takes from clients: a chain of certificates is long."""
+"""Maximum size of headers in bytes, as in Envoy's listener: certificate chains are long."""
 _ENDING_SECONDS: Final = 5.0
 _AUTHORIZATION: Final = "authorization"
 _VERIFIED: Final = 204
@@ -55,25 +58,25 @@ logger = logging.getLogger(__name__)
 
 
 class Authorizer:
-    """Answers for the routes that it was told last. It sees headers, and no body."""
+    """Authorizes requests by the current routes. The authorizer sees headers, but no bodies."""
 
     def __init__(self, waker: Waker, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        """`waker` has requests wait whose control plane sleeps."""
+        """`waker` holds requests to sleeping control planes."""
         self._waker = waker
         self._clock = clock
         self._routes: dict[str, Route] | None = None
         self._verifier = Verifier()
         self._issuers = IssuerKeys()
         self.is_current: Callable[[], bool] = lambda: True
-        """Whether these are all routes that there are: a control plane of an unknown path may be new."""
+        """Callback that returns whether the routes include all control planes. If not, an unknown path may be new."""
 
     def serve(self, routes: Iterable[Route]) -> None:
-        """Answer for these routes from now on."""
+        """Replace all routes."""
         self._routes = {route.cluster_path: route for route in routes}
         self._waker.know(self._routes.values())
 
     def update(self, changed: Mapping[str, Route | None]) -> None:
-        """Answer for these routes, given by path, as they are now; None: there is none any more. The others stay."""
+        """Update changed routes, by path. None removes a route; all other routes stay."""
         routes = self._routes if self._routes is not None else {}
         keys: dict[str, Route | None] = {}
         for path, route in changed.items():
@@ -87,19 +90,19 @@ class Authorizer:
 
     @contextlib.asynccontextmanager
     async def listening(self, socket: Path) -> AsyncIterator[None]:
-        """Listen on a Unix socket, which only this user may connect to."""
+        """Listen on the Unix socket `socket` while the context is open. Only this user may connect to it."""
         server = web.Server(
             self._answer,
             access_log=None,
             max_field_size=_HEADER_BYTES,
             max_line_size=_HEADER_BYTES,
-            # Who has gone does not wait any more.
+            # Cancel the wait of a client that disconnects.
             handler_cancellation=True,
         )
         runner = web.ServerRunner(server, shutdown_timeout=_ENDING_SECONDS)
         await runner.setup()
         try:
-            # What a killed controller left is in the way.
+            # A killed controller leaves its socket behind.
             socket.unlink(missing_ok=True)
             await web.UnixSite(runner, str(socket), backlog=BACKLOG).start()
             socket.chmod(0o600)
@@ -122,7 +125,9 @@ class Authorizer:
         return web.Response(headers=headers | self._limits(route))
 
     async def _is_verified(self, request: web.BaseRequest) -> bool:
-        """Tell Envoy whether the token of a request to a control plane that is awake is good (`credentials.py`)."""
+        """Return whether the gateway verifies the token of a request, as an answer to the filter of
+        `credentials.py`.
+        """
         path, token = tenant_of(request.raw_path), _token_of(request)
         route = (self._routes or {}).get(path) if path is not None else None
         if route is None or route.upstream is None or route.host or token is None:
@@ -130,30 +135,34 @@ class Authorizer:
         try:
             return await self._verifies(token, trust=route.upstream.trust)
         except KeysUnavailable:
-            # The API server decides.
+            # Only the API server can verify this token.
             return False
 
     def _route_of(self, request: web.BaseRequest) -> Route:
         if self._routes is None:
-            # Not 404: a client would take its objects for gone.
+            # Not 404: clients such as controllers would take the objects of the control plane for deleted.
             raise Declined(UNAVAILABLE, "the gateway does not know its control planes yet")
         path = tenant_of(request.raw_path)
         route = self._routes.get(path) if path is not None else None
         if route is None and not self.is_current():
-            # Not 404 either. The client retries, and waits elsewhere: strangers take no memory here.
+            # Not 404 either: the control plane may be new. The client retries, since a wait here would give memory to
+            # clients without a verified credential.
             raise Declined(UNAVAILABLE, "the gateway may not know this control plane yet; retry")
         if route is None or route.host:
-            # Not 404: a client without a credential learns no names.
+            # Not 404: a client without a valid credential must not learn which names exist.
             raise Declined(401, "Unauthorized")
         return route
 
     async def _identified(self, request: web.BaseRequest, *, route: Route, change: bool) -> dict[str, str]:
-        """Return the headers that name user and API server. Raises Declined if the request has no right to wake it."""
+        """Return the headers that name the user and the cluster of the API server.
+
+        Raises Declined if there is no API server, or if the credential does not entitle the request to wake it.
+        """
         if route.upstream is None:
             raise Declined(UNAVAILABLE, route.why_absent or "this control plane has no API server now")
         if CERTIFICATE_HEADER in request.headers and _AUTHORIZATION not in request.headers:
-            verified = self._verified(request.headers[CERTIFICATE_HEADER], route=route, upstream=route.upstream)
-            return {**verified, UPSTREAM_HEADER: by_certificate(route.key, change=change)}
+            identity_headers = self._verified(request.headers[CERTIFICATE_HEADER], route=route, upstream=route.upstream)
+            return {**identity_headers, UPSTREAM_HEADER: by_certificate(route.key, change=change)}
         is_good = await self._check_token(request, route=route, trust=route.upstream.trust)
         counts_for = TENANT_HEADER if is_good else UNKNOWN_HEADER
         return {counts_for: route.key, UPSTREAM_HEADER: by_token(route.key, change=change)}
@@ -176,10 +185,10 @@ class Authorizer:
         }
 
     def _limits(self, route: Route) -> dict[str, str]:
-        """Return the headers with the limits that count now: they may have changed while a request waited."""
-        present = (self._routes or {}).get(route.cluster_path)
-        if present is not None and present.key == route.key:
-            route = present
+        """Return the headers with the current limits, which may have changed while the request waited."""
+        current = (self._routes or {}).get(route.cluster_path)
+        if current is not None and current.key == route.key:
+            route = current
         limits = route.limits
         return {
             LIMITED_BY_HEADER: limits.set_by,
@@ -188,10 +197,11 @@ class Authorizer:
         }
 
     async def _check_token(self, request: web.BaseRequest, *, route: Route, trust: TokenTrust) -> bool:
-        """Tell whether a token is good as far as the gateway can know. Raises Declined if it can wake or wait for none.
+        """Return whether the gateway verifies the token of a request.
 
-        A request with another token counts for its client address. It goes to an API server that runs. It waits for the
-        end of a hold with a bootstrap token only, which may be younger than the last sleep.
+        Raises Declined if the request must neither wake the control plane nor wait. A request with an unverified token
+        counts for its client address, and goes to a running API server. During a write hold, such a request waits only
+        with a bootstrap token: the gateway does not know tokens that are newer than the last sleep.
         """
         token = _token_of(request)
         if token is None:
@@ -209,7 +219,7 @@ class Authorizer:
         return False
 
     async def _verifies(self, token: str, *, trust: TokenTrust) -> bool:
-        """Tell whether the gateway can verify a token. Raises KeysUnavailable if the keys of its issuer are missing."""
+        """Return whether the gateway verifies a token. Raises KeysUnavailable if the keys of its issuer are missing."""
         now = self._clock()
         if accepts(trust, token, now=now):
             return True
@@ -218,8 +228,11 @@ class Authorizer:
 
 
 def _client_of(request: web.BaseRequest) -> Client:
-    """Return who asks. All credentials that wake are verified."""
-    # Envoy adds its own address behind that of the client.
+    """Return the client of a request.
+
+    Its wake-ups have no limit, since the gateway verifies each credential that wakes.
+    """
+    # Envoy appends its own address to the address of the client.
     return Client.at(request.headers.get(CLIENT_HEADER, "").partition(",")[0].strip(), wakes=None)
 
 

@@ -1,4 +1,4 @@
-"""Who sends requests that wait, and how much one client address may have of the gateway meanwhile."""
+"""Clients of waiting requests, and limits for each client address."""
 
 from __future__ import annotations
 
@@ -15,45 +15,50 @@ from kplane.gateway.errors import Declined
 __all__ = ["IPV6_NETWORK", "NOBODY", "Client", "ClientLimits"]
 
 IPV6_NETWORK: Final = 64
-"""Bits of an IPv6 address that count. A client may have all addresses of such a network."""
+"""Prefix length of the IPv6 network that counts as a client address: a client may own all addresses in it."""
 _WINDOW: Final = 60.0
-"""Seconds in which wakes count."""
+"""Seconds over which the wake-ups of a client address count."""
 _MAX_ADDRESSES: Final = 10_000
-"""Addresses whose wakes are remembered. The one that came longest ago goes first."""
+"""Maximum number of client addresses with counted wake-ups. Beyond it, the least recent address is evicted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who sends a request."""
+    """Client of a request."""
 
     address: str
-    """Its IP address, or its network; empty if that is not known: such clients have no limit of their own."""
+    """IPv4 address or IPv6 network of the client. It is empty for an unknown address, to which no limit applies."""
     wakes: int | None = None
-    """Control planes that it may wake in a minute; None: any number, because its credential is verified."""
+    """Maximum number of control planes that the client may wake in a minute; None for no limit, with a verified
+    credential.
+    """
 
     @classmethod
     def at(cls, address: str, *, wakes: int | None) -> Self:
-        """Return the client at an IP address."""
+        """Return the client at an IP address.
+
+        An IPv6 address is replaced by its /64 network. An invalid address counts as unknown.
+        """
         try:
-            found = ipaddress.ip_address(address)
+            ip = ipaddress.ip_address(address)
         except ValueError:
             return cls("", wakes)
-        if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
-            found = found.ipv4_mapped
-        if isinstance(found, ipaddress.IPv6Address):
-            return cls(str(ipaddress.ip_network((found, IPV6_NETWORK), strict=False)), wakes)
-        return cls(str(found), wakes)
+        if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
+            ip = ip.ipv4_mapped
+        if isinstance(ip, ipaddress.IPv6Address):
+            return cls(str(ipaddress.ip_network((ip, IPV6_NETWORK), strict=False)), wakes)
+        return cls(str(ip), wakes)
 
 
 NOBODY: Final = Client("")
-"""A client of which nothing is known."""
+"""Client with an unknown address."""
 
 
 class ClientLimits:
-    """Bounds the waiting requests of each client address, and its wakes without a verified credential."""
+    """Limits the waiting requests of each client address, and its wake-ups without a verified credential."""
 
     def __init__(self, *, waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """`waiting` requests of one address may wait."""
+        """`waiting` is the maximum number of waiting requests of an address."""
         self._max_waiting = waiting
         self._clock = clock
         self._waiting: Counter[str] = Counter()
@@ -61,7 +66,10 @@ class ClientLimits:
 
     @contextlib.contextmanager
     def place(self, client: Client) -> Iterator[None]:
-        """Have a request of this client wait while within. Raises Declined if too many do."""
+        """Count a waiting request of this client while the context is open.
+
+        Raises Declined if too many requests wait.
+        """
         address = client.address
         if address and self._waiting[address] >= self._max_waiting:
             raise Declined(429, "too many requests of this client address wait")
@@ -74,7 +82,10 @@ class ClientLimits:
                 del self._waiting[address]
 
     def wake(self, client: Client) -> None:
-        """Count a wake that this client causes. Raises Declined if its address has caused too many."""
+        """Count a wake-up that this client causes.
+
+        Raises Declined if its address has caused too many in the last minute.
+        """
         if client.wakes is None or not client.address:
             return
         now = self._clock()

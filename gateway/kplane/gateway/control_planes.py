@@ -1,4 +1,4 @@
-"""Routes of control planes, from their objects and Secrets in the management cluster."""
+"""Routes of control planes, built from their objects and Secrets in the management cluster."""
 
 from __future__ import annotations
 
@@ -54,15 +54,16 @@ _AT_GATEWAY: Final = re.compile("/clusters/([^/]+)/control-plane$")
 _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 _LONGEST_SENTENCE: Final = 1024
 _PUBLISHED_SOON: Final = _BEGINNING + timedelta(microseconds=1)
-"""The time of a wake request that stands for none: a control plane that is not published yet needs no request."""
+"""Placeholder for the time of a wake-up request: a control plane that is not published yet needs no wake-up request."""
 
 _Object = Mapping[str, Any]
 
 
 class Progress(NamedTuple):
-    """How far routes follow the management cluster: the highest resourceVersion of each kind that they are made of.
+    """Highest resourceVersion of each kind that the routes include.
 
-    A watch delivers the objects of a kind in the order of their resourceVersions, so all lower ones are in it.
+    A watch delivers the objects of a kind in the order of their resourceVersions. So the routes include all lower
+    versions.
     """
 
     control_planes: int = 0
@@ -70,17 +71,21 @@ class Progress(NamedTuple):
 
 
 class RouteTable:
-    """Makes routes of control planes and their Secrets, and only of those that have changed."""
+    """Builds the routes of control planes from ControlPlane objects and Secrets, and rebuilds only routes of changed
+    objects.
+    """
 
     def __init__(self, control_planes: Informer, secrets: Informer, *, namespace: str) -> None:
-        """`namespace` holds the Secrets."""
+        """`namespace` is the namespace of the Secrets."""
         self._control_planes = control_planes
         self._secrets = secrets
         self._namespace = namespace
         self._known: dict[str, Route] = {}
-        """By name of the control plane."""
+        """Routes by name of the control plane."""
         self._at_path: dict[str, set[str]] = {}
-        """Names of control planes by clusterPath. A host name begins with it: this says who has that too."""
+        """Names of control planes by clusterPath. A host name begins with the clusterPath, so control planes with equal
+        host names share an entry.
+        """
         self._of_secret: dict[str, str] = {}
         self._changed: set[str] = set()
         self._noted = Progress()
@@ -88,36 +93,37 @@ class RouteTable:
 
     @property
     def routes(self) -> list[Route]:
-        """Routes of all control planes that have a path, in the order of their names."""
+        """Routes of all control planes with a route, sorted by name. A clusterPath has a single route."""
         return [self._known[name] for name in sorted(map(min, self._at_path.values()))]
 
     def control_plane(self, name: str, version: int) -> None:
-        """Note that a control plane came, changed or went, at this resourceVersion."""
+        """Record that a control plane was added, changed or deleted at this resourceVersion."""
         self._noted = self._noted._replace(control_planes=max(self._noted.control_planes, version))
         self._of_secret[gateway_secret_name(name)] = name
         self._changed.add(name)
 
     def secret(self, name: str, version: int) -> None:
-        """Note the same of a Secret."""
+        """Record that a Secret was added, changed or deleted at this resourceVersion."""
         self._noted = self._noted._replace(secrets=max(self._noted.secrets, version))
         if name in self._of_secret:
             self._changed.add(self._of_secret[name])
 
     def renew(self) -> Mapping[str, Route | None]:
-        """Make the routes anew that may have changed; returns those that have, by path. None: it has no route any more.
+        """Rebuild the routes of changed objects. Returns changed routes by path; None for a removed route.
 
-        A damaged Secret keeps back its own route alone. Of two control planes with one path, the first is served.
+        A damaged Secret affects only the route of its own control plane. Of two control planes with the same path, the
+        first by name is served.
         """
         names, self._changed = self._changed, set()
         self.progress = self._noted
         before: dict[str, Route | None] = {}
         for name in sorted(names):
             former, route = self._known.get(name), self._made(name)
-            for path in {each.cluster_path for each in (former, route) if each is not None}:
+            for path in {candidate.cluster_path for candidate in (former, route) if candidate is not None}:
                 before.setdefault(path, self._served(path))
             self._put(name, former, route)
-        found = {path: self._served(path) for path in before}
-        return {path: route for path, route in found.items() if route != before[path]}
+        after = {path: self._served(path) for path in before}
+        return {path: route for path, route in after.items() if route != before[path]}
 
     def _made(self, name: str) -> Route | None:
         secret = gateway_secret_name(name)
@@ -139,7 +145,7 @@ class RouteTable:
             names = self._at_path.setdefault(route.cluster_path, set())
             names.add(name)
             if len(names) > 1:
-                # The operator grants each path once.
+                # The operator grants each path to a single control plane, so this case is an error.
                 logger.warning("clusterPath %s is of two control planes; the first one is served", route.cluster_path)
 
     def _served(self, path: str) -> Route | None:
@@ -148,10 +154,10 @@ class RouteTable:
 
 
 def route_of(control_plane: _Object | None, secret: _Object | None) -> Route | None:
-    """Return the route of a control plane; None if the gateway is not to serve it.
+    """Return the route of a control plane; None if the gateway must not serve it.
 
-    Without a Secret of its own, and with a damaged one, it has no API server to talk to. The Secret comes before the
-    status says that the control plane is published, and whether it sleeps: requests wait for that.
+    Without a valid Secret, the route has no API server. The operator writes the Secret before the status shows the
+    address and the sleep of the control plane. Until then, requests wait.
     """
     if control_plane is None:
         return None
@@ -161,7 +167,7 @@ def route_of(control_plane: _Object | None, secret: _Object | None) -> Route | N
     uid, name = control_plane["metadata"]["uid"], control_plane["metadata"]["name"]
     if secret is not None and not _is_of(secret, uid):
         secret = None
-    # One of mode Dedicated has no clusterPath: it is published under its name.
+    # A control plane of mode Dedicated has no clusterPath, and is published under its name.
     path = status.get("clusterPath") or _published_path(status)
     if path is None and secret is not None and not status.get("endpoint"):
         path = _path_asked_for(control_plane)
@@ -169,10 +175,10 @@ def route_of(control_plane: _Object | None, secret: _Object | None) -> Route | N
         return _by_host(control_plane, secret, path=path or name)
     if not path or _is_elsewhere(status, path=path):
         return None
-    why = f"the control plane has no API server now; its phase is {status.get('phase') or 'unknown'}"
+    reason = f"the control plane has no API server now; its phase is {status.get('phase') or 'unknown'}"
     try:
         if secret is None:
-            return Route(key=uid, cluster_path=path, upstream=None, why_absent=why)
+            return Route(key=uid, cluster_path=path, upstream=None, why_absent=reason)
         upstream, limits = _upstream(secret), _limits(secret)
         sleep, full = _sleep(control_plane), _is_full(status)
         return Route(
@@ -193,22 +199,24 @@ def route_of(control_plane: _Object | None, secret: _Object | None) -> Route | N
 
 
 def _published_path(status: _Object) -> str | None:
-    """Return the path at the end of the External address, where that is a gateway's."""
-    urls = (str(each.get("url")) for each in status.get("endpoints") or () if each.get("type") == "External")
-    found = [_AT_GATEWAY.search(url) for url in urls]
-    return next((match[1] for match in found if match is not None), None)
+    """Return the path at the end of the External endpoint's URL; None if this URL belongs to no gateway."""
+    urls = (
+        str(endpoint.get("url")) for endpoint in status.get("endpoints") or () if endpoint.get("type") == "External"
+    )
+    matches = [_AT_GATEWAY.search(url) for url in urls]
+    return next((match[1] for match in matches if match is not None), None)
 
 
 def _path_asked_for(control_plane: _Object) -> str:
-    """Return the path that a control plane gets, before its status says so."""
+    """Return the path that a control plane will get, before its status contains the path."""
     virtual = control_plane["spec"].get("virtual") or {}
     return str(virtual.get("clusterPath") or control_plane["metadata"]["name"])
 
 
 def _by_host(control_plane: _Object, secret: _Object, *, path: str) -> Route | None:
-    """Return the route of a control plane that has a host name; None if its Secret is damaged.
+    """Return the route of a control plane with a host name; None if its Secret is damaged.
 
-    Nothing of it is held or limited: the gateway does not see its requests.
+    The route has no write hold and no limits, since the gateway does not see its requests.
     """
     metadata = control_plane["metadata"]
     try:
@@ -221,21 +229,25 @@ def _by_host(control_plane: _Object, secret: _Object, *, path: str) -> Route | N
 
 
 def _is_elsewhere(status: _Object, *, path: str) -> bool:
-    """Whether a control plane is published, and under its own addresses only."""
+    """Return whether a control plane is published only under addresses outside the gateway."""
     urls = [str(endpoint.get("url")) for endpoint in status.get("endpoints") or ()]
     return bool(urls) and not any(url.endswith(f"/clusters/{path}/control-plane") for url in urls)
 
 
 async def request_wake(client: Client, route: Route, at: datetime) -> None:
-    """Ask the operator to wake a control plane. Raises what the client raises: Invalid if it has a successor."""
+    """Request a wake-up from the operator. Does nothing if the control plane is awake.
+
+    Raises ProviderError if the write fails: Invalid if a new control plane has taken the name.
+    """
     if route.asleep is not None:
         await _annotate(client, route.asleep.name, uid=route.key, annotation=WAKE_REQUESTED_ANNOTATION, at=at)
 
 
 def may_sleep(control_plane: _Object) -> bool:
-    """Tell whether a control plane is awake and may fall asleep, so that its last use matters.
+    """Return whether a control plane is awake and may fall asleep, so that its last use matters.
 
-    Its class may say so, which the gateway does not read: then the operator has set condition Hibernated.
+    Without a start policy in the spec, the ControlPlaneClass decides, which the gateway does not read. If the class
+    allows sleep, the operator has set condition Hibernated.
     """
     spec, status = control_plane.get("spec") or {}, control_plane.get("status") or {}
     mode = (status.get("home") or {}).get("mode") or spec.get("mode", ControlPlaneMode.VIRTUAL)
@@ -249,34 +261,40 @@ def may_sleep(control_plane: _Object) -> bool:
 
 
 def last_use(control_plane: _Object, *, now: datetime) -> datetime | None:
-    """Return the last use that was reported; None if there is none, or the operator would not believe it."""
+    """Return the last use that was reported; None without a report, or if the operator would ignore its time."""
     annotations = control_plane["metadata"].get("annotations") or {}
-    found = read_time(annotations.get(LAST_USED_ANNOTATION))
-    return found if found is not None and not is_future(found, now=now) else None
+    time = read_time(annotations.get(LAST_USED_ANNOTATION))
+    return time if time is not None and not is_future(time, now=now) else None
 
 
 async def report_use(client: Client, name: str, *, uid: str, at: datetime) -> None:
-    """Say when a control plane was used last. Raises what the client raises: Invalid if it has a successor."""
+    """Report the last use of a control plane.
+
+    Raises ProviderError if the write fails: Invalid if a new control plane has taken the name.
+    """
     await _annotate(client, name, uid=uid, annotation=LAST_USED_ANNOTATION, at=at)
 
 
 async def _annotate(client: Client, name: str, *, uid: str, annotation: str, at: datetime) -> None:
-    """Write a time on a control plane. The uid has the API server refuse that for a successor."""
-    wished = {"uid": uid, "annotations": {annotation: at.isoformat()}}
-    await client.patch(CONTROL_PLANES, name, {"metadata": wished})
+    """Write a time into an annotation.
+
+    The uid makes the API server refuse the write if a new control plane has the name.
+    """
+    metadata = {"uid": uid, "annotations": {annotation: at.isoformat()}}
+    await client.patch(CONTROL_PLANES, name, {"metadata": metadata})
 
 
 def _sleep(control_plane: _Object) -> Sleep | None:
     metadata, status = control_plane["metadata"], control_plane.get("status") or {}
     if not status.get("endpoint"):
         return Sleep(name=metadata["name"], since=_BEGINNING, requested=_PUBLISHED_SOON)
-    found = status.get("hibernation")
-    if found is None:
+    hibernation = status.get("hibernation")
+    if hibernation is None:
         return None
     requested = (metadata.get("annotations") or {}).get(WAKE_REQUESTED_ANNOTATION)
-    since = read_time(found.get("since"))
+    since = read_time(hibernation.get("since"))
     conditions = status.get("conditions") or ()
-    crowded = any(each["type"] == HIBERNATED and each["reason"] == WAITS_FOR_ROOM for each in conditions)
+    crowded = any(condition["type"] == HIBERNATED and condition["reason"] == WAITS_FOR_ROOM for condition in conditions)
     return Sleep(
         name=metadata["name"],
         since=since or _BEGINNING,
@@ -288,9 +306,9 @@ def _sleep(control_plane: _Object) -> Sleep | None:
 
 
 def _problem(conditions: Iterable[_Object]) -> str:
-    """Return the message of condition Ready, on one line and of a length for clients; empty unless it is False."""
-    told = next((each.get("message") or "" for each in conditions if _is_not_ready(each)), "")
-    sentence = " ".join(told.split())
+    """Return the message of condition Ready, on a single line of limited length; empty unless the status is False."""
+    message = next((condition.get("message") or "" for condition in conditions if _is_not_ready(condition)), "")
+    sentence = " ".join(message.split())
     return sentence if len(sentence) <= _LONGEST_SENTENCE else f"{sentence[: _LONGEST_SENTENCE - 1]}…"
 
 
@@ -305,19 +323,19 @@ def _hold(secret: _Object) -> Hold | None:
 
 
 def _is_of(secret: _Object, uid: str) -> bool:
-    """Whether a Secret is of this control plane, and not of one of that name before it."""
+    """Return whether a Secret belongs to this control plane, and not to a deleted control plane of the same name."""
     return bool((secret["metadata"].get("annotations") or {}).get(UID_ANNOTATION) == uid)
 
 
 def _is_full(status: _Object) -> bool:
-    """Whether a control plane has reached its storage quota, by what the operator measured last."""
+    """Return whether a control plane has reached its storage quota, by the operator's last measurement."""
     storage = status.get("storage") or {}
     quota = storage.get("quotaBytes")
     return quota is not None and storage.get("bytes", 0) >= quota
 
 
 def _limits(secret: _Object) -> Limits:
-    """Read the limits of a control plane; an operator without classes, or of another version, writes none."""
+    """Return the limits of a control plane. Operators without classes, or of other versions, write no limits."""
     if GATEWAY_LIMITS_KEY not in (secret.get("data") or {}):
         return Limits()
     return Limits.from_json(_value(secret, GATEWAY_LIMITS_KEY))
@@ -339,7 +357,7 @@ def _upstream(secret: _Object) -> Upstream:
 
 
 def _trust(secret: _Object) -> TokenTrust:
-    """Read the tokens that the API server accepts. An operator of a former version writes keys only."""
+    """Return the tokens that the API server accepts. Operators of former versions write only the keys."""
     keys = read_token_keys(_value(secret, "sa.pub"))
     trust = TokenTrust(keys=keys)
     if GATEWAY_AUTHENTICATION_KEY in (secret.get("data") or {}):
@@ -353,7 +371,7 @@ def _bootstrap_tokens(secret: _Object) -> BootstrapTokens | None:
     try:
         return BootstrapTokens.from_json(_value(secret, GATEWAY_BOOTSTRAP_TOKENS_KEY))
     except RouteInvalid as error:
-        # The operator cannot mend this entry before the next sleep. All other credentials still work.
+        # The operator cannot repair this entry before the next sleep. All other credentials still work.
         logger.warning("no bootstrap token of Secret %s wakes its control plane: %s", secret["metadata"]["name"], error)
         return None
 

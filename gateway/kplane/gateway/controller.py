@@ -1,4 +1,4 @@
-"""Keeps the data plane at what the management cluster says."""
+"""Controller of the gateway: makes the data plane serve the control planes of the management cluster."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ __all__ = ["Controller"]
 logger = logging.getLogger(__name__)
 
 _GATHERED_SECONDS: Final = 0.1
-"""Changes of so long become one configuration."""
+"""Seconds over which changes are collected before Envoy gets them as a single configuration."""
 _TOLD_SECONDS: Final = 0.02
-"""Changes of so long are told together to requests that wait."""
+"""Seconds over which changes are collected before waiting requests get them."""
 _LOOK_SECONDS: Final = 10.0
-"""How often the serving certificate is looked at."""
+"""Seconds between two passes without a change of an object. A pass reads the serving certificate and checks Envoy."""
 
 
 class Controller:
-    """Follows control planes and their Secrets, and has the data plane serve what they say."""
+    """Watches control planes and their Secrets, and applies their routes to the data plane."""
 
     def __init__(
         self,
@@ -51,9 +51,10 @@ class Controller:
         certificates: Path,
         usage_seconds: float,
     ) -> None:
-        """`namespace` holds the Secrets of control planes, and `certificates` the gateway's serving certificate.
+        """Create a controller that serves on `host` and `port`.
 
-        That a control plane is in use is reported once in `usage_seconds`.
+        `namespace` holds the Secrets of control planes. `certificates` is the directory of the serving certificate.
+        `usage_seconds` is the interval between two reports of use of a control plane.
         """
         self._plane = plane
         self._host = host
@@ -68,20 +69,23 @@ class Controller:
         self._serving: Serving | None = None
         self._applied: tuple[list[Route], frozenset[BodyLimit], Serving] | None = None
         self._confirmed = 0.0
-        """When Envoy was asked last whether it serves them."""
+        """Monotonic time of the last check that Envoy serves the routes."""
         self._changes = 0
-        """Number of changes of routes that Envoy itself serves."""
+        """Number of changes to routes that Envoy itself serves."""
         self._served: tuple[int, Progress] | None = None
-        """That number, and how far the routes were, when Envoy confirmed them last."""
+        """Value of `_changes`, and progress of the routes, as of Envoy's last confirmation."""
         self.on_served: Callable[[], None] = lambda: None
-        """Called when `served` may have another answer."""
+        """Callback after a change of `served`."""
         self.routes: list[Route] = []
-        """Those that are served."""
+        """Routes that the gateway serves."""
         self.problem: str | None = "control planes have not been read yet"
-        """Why not all is served that should be; for people."""
+        """Reason for people why some routes are not served; None if all routes are served."""
 
     async def run(self) -> None:
-        """Work until cancelled. Raises CertificateInvalid if there is no serving certificate to begin with."""
+        """Run the controller until cancelled.
+
+        Raises CertificateInvalid if there is no valid serving certificate at the start.
+        """
         self._serving = await self._read(None)
         async with self._following(), asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tell(), name="tell which control planes sleep")
@@ -90,9 +94,10 @@ class Controller:
 
     @property
     def served(self) -> Progress | None:
-        """How far all requests are served by what the management cluster says; None before the first routes are.
+        """Progress up to which all requests follow the management cluster; None before Envoy confirms the first routes.
 
-        Requests for a new path do so at once, because Envoy has them wait for it.
+        Envoy asks the authorizer about each path that it does not know, so requests to new paths follow at once. The
+        progress therefore waits for Envoy's confirmation only if a route of Envoy itself has changed.
         """
         if self._served is None:
             return None
@@ -101,20 +106,26 @@ class Controller:
 
     @property
     def is_current(self) -> bool:
-        """Whether the management cluster is watched: an unknown path is of no control plane then."""
+        """Whether both informers watch the management cluster.
+
+        Only then does an unknown path belong to no control plane.
+        """
         return all(informer.state == "ready" for informer in (self._control_planes, self._secrets))
 
     def _renew(self) -> None:
         secrets, changed = self._table.progress.secrets, self._table.renew()
         self._plane.update(changed)
         self._changes += self._plane.concerns_envoy(changed)
-        # Control planes also change where no route does, such as in the time of their last use: a Lease is not written
-        # for that.
+        # Some changes of control planes change no route, such as the time of the last use. Such a change must not cause
+        # a write of the Lease.
         if changed or secrets != self._table.progress.secrets:
             self.on_served()
 
     async def _tell(self) -> None:
-        """Pass on what is known, before it is gathered and applied: requests wait for control planes that wake."""
+        """Pass changes to the data plane before they are collected for Envoy.
+
+        Requests wait for control planes that wake up, so each delay counts.
+        """
         while True:
             self._renew()
             await self._seen.wait()
@@ -137,7 +148,10 @@ class Controller:
 
     @contextlib.asynccontextmanager
     async def _following(self) -> AsyncIterator[None]:
-        """Read all, before anything is served: what is not known yet must not be taken for gone."""
+        """Run the informers while the context is open, after an initial read of all objects.
+
+        Otherwise control planes that have not been read yet would seem deleted.
+        """
         try:
             for informer in (self._control_planes, self._secrets):
                 informer.start()
@@ -163,15 +177,16 @@ class Controller:
         return self._table.routes
 
     async def _pass(self) -> bool:
-        """Have everything served as it is now; False if that needs a retry."""
+        """Apply the current routes and the serving certificate. Returns False if a retry is needed."""
         try:
             self._serving = serving = await self._read(self._serving)
             routes = self._routes()
             served = self._changes, self._table.progress
-            # Envoy knows of those that sleep only which limits there are: they come and go without it.
-            wanted = self._plane.wanted(routes), limits_of_bodies(routes), serving
-            if wanted == self._applied and await self._is_served():
-                # When `apply` ended, it told what was known as it began.
+            # Of sleeping control planes with a path, Envoy's configuration depends only on the body limits. So such
+            # control planes come and go without a new configuration.
+            desired = self._plane.wanted(routes), limits_of_bodies(routes), serving
+            if desired == self._applied and await self._is_served():
+                # The last `apply` ended with the routes that it began with. Replace them with the current routes.
                 self._plane.know(routes)
                 self.routes = routes
                 self._note_served(served)
@@ -182,18 +197,18 @@ class Controller:
             logger.warning("the configuration of before stays: %s", error)
             return False
         names = {route.key: route.cluster_path for route in routes}
-        for key, why in refused.items():
-            logger.warning("Envoy refuses the route of %s: %s", names[key], why)
+        for key, reason in refused.items():
+            logger.warning("Envoy refuses the route of %s: %s", names[key], reason)
         self.routes = [route for route in routes if route.key not in refused]
         confirmed = await self._plane.ready()
-        self._applied = wanted if confirmed and not refused else None
+        self._applied = desired if confirmed and not refused else None
         self._confirmed = time.monotonic()
         self.problem = None
         logger.info("serves %d control planes", sum(route.upstream is not None for route in self.routes))
         if not confirmed:
             self.problem = "Envoy does not use the present configuration"
             return False
-        # One route that Envoy refuses does not keep the others back.
+        # A route that Envoy rejects must not hold back the confirmation of the other routes.
         self._note_served(served)
         if refused:
             self.problem = f"Envoy refuses the routes of {', '.join(sorted(names[key] for key in refused))}"
@@ -205,7 +220,7 @@ class Controller:
             self.on_served()
 
     async def _is_served(self) -> bool:
-        """Tell whether Envoy serves what it was told; its answer counts for a while."""
+        """Return whether Envoy serves the applied configuration. A positive result is cached for `_LOOK_SECONDS`."""
         if time.monotonic() < self._confirmed + _LOOK_SECONDS:
             return True
         served = await self._plane.ready()

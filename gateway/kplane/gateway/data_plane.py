@@ -1,4 +1,4 @@
-"""Envoy with the authorizer beside it, as one thing that serves the routes that it is given."""
+"""Data plane: Envoy, and beside it the authorizer, the holder and the waiting room."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ logger = logging.getLogger(__name__)
 _CONFIRMED_SECONDS: Final = 15.0
 _POLL_SECONDS: Final = 0.05
 _START_SECONDS: Final = 20.0
-"""After so long without an answer, an Envoy of another container is not about to start."""
+"""Seconds without a response after which an Envoy in another container counts as down, and no longer as starting."""
 _PROBE_SECONDS: Final = 30.0
-"""Between two looks for a shortage of inotify instances."""
+"""Seconds between two probes for a shortage of inotify instances."""
 _MAX_NAMED: Final = 20
-"""Control planes whose changes in flight are named at one time: they are in one Lease."""
+"""Maximum number of control planes whose mutating requests in flight are listed, since the list is part of a Lease."""
 
 
 class DataPlane:
-    """Serves routes. It is an async context manager by `running`, and one task at a time calls `apply`."""
+    """Serves routes while the context `running` is open. Only one task at a time may call `apply`."""
 
     def __init__(
         self,
@@ -56,7 +56,10 @@ class DataPlane:
         workers: int = 1,
         memory_bytes: int = MEMORY_BYTES,
     ) -> None:
-        """`directory` is the gateway's alone. Without `runtime`, Envoy runs as a container of its own."""
+        """Create a data plane.
+
+        `directory` belongs to this gateway alone. Without `runtime`, Envoy runs in a container of its own.
+        """
         self._publisher = Publisher(directory, validate=validate, memory_bytes=memory_bytes)
         self._authorizer = Authorizer(waker)
         self._holder = Holder(waker)
@@ -68,26 +71,31 @@ class DataPlane:
         self._memory_bytes = memory_bytes
         self._published: Versions | None = None
         self._reached: dict[str, tuple[str, int]] = {}
-        """By key, the addresses that Envoy has confirmed."""
+        """Addresses that Envoy has confirmed, by key of the control plane."""
         self._moving: set[str] = set()
-        """Keys of those that have another address now."""
+        """Keys of control planes with a new address that Envoy has not confirmed."""
         self._held: Mapping[str, Hold] = {}
-        """By key, those of which Envoy has the authorizer asked about changes."""
+        """Write holds in Envoy's configuration, by key. Envoy asks the authorizer about mutating requests to these
+        control planes.
+        """
         self._confirmed: Sequence[Route] = ()
         self._told: Callable[[], None] = lambda: None
         self._changes: ChangesInFlight | None = None
         self._in_flight: Mapping[str, Mapping[str, Any]] = {}
         self._instead: Mapping[str, Route] = {}
-        """By key, what is served of those whose route Envoy refuses."""
+        """Routes that are served in place of routes that Envoy rejects, by key."""
         self._silent_since: float | None = None
-        """Time from which Envoy has not answered; None: it answered last time."""
+        """Monotonic time since which Envoy has not responded; None if it responded to the last request."""
         self._shortage = ""
-        """Of inotify instances, as of the last look since then."""
+        """Message about a shortage of inotify instances, as of the last probe; empty without a shortage."""
         self._shortage_expires_at = 0.0
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Have authorizer and Envoy run. Until the first `apply`, Envoy serves by the last good files, if there are."""
+        """Run the authorizer, the holder, the waiting room and Envoy while the context is open.
+
+        Until the first `apply`, Envoy serves by the last valid files, if any exist.
+        """
         layout = self._publisher.layout
         await self._publisher.prepare()
         async with (
@@ -106,27 +114,33 @@ class DataPlane:
         return self._waker.waiting
 
     def on_wake(self, changed: Callable[[], None]) -> None:
-        """Have `changed` called when `wanted` may have another answer."""
+        """Set the callback after a change of `wanted`."""
         self._waker.changed = changed
 
     def on_hold(self, changed: Callable[[], None]) -> None:
-        """Have `changed` called when `quiet` may have another answer."""
+        """Set the callback after a change of `quiet`."""
         self._told = changed
 
     def on_unknown(self, is_current: Callable[[], bool]) -> None:
-        """Have `is_current` tell whether the routes are all that there are, when a request is for none of them."""
+        """Set the callback for requests to unknown paths.
+
+        `is_current` returns whether the routes include all control planes of the management cluster.
+        """
         self._authorizer.is_current = is_current
 
     def know(self, routes: Iterable[Route]) -> None:
-        """Take up which of these routes sleep, at once: requests wait for that."""
+        """Replace all routes in the authorizer and the waker.
+
+        Call this at once after a change, since requests wait for the end of a sleep.
+        """
         served = [self._served(route) for route in routes]
-        # Requests wait until Envoy knows the present address.
+        # Requests to a moved control plane wait until Envoy has the present address.
         self._moving = {route.key for route in served if self._is_moving(route)}
         self._waker.reach(self._reached.keys() - self._moving)
         self._authorizer.serve(served)
 
     def update(self, changed: Mapping[str, Route | None]) -> None:
-        """Take up those routes that have changed, by path; None: there is none any more."""
+        """Update changed routes, by path, in the authorizer and the waker. None removes a route."""
         served = {path: self._served(route) if route is not None else None for path, route in changed.items()}
         if moving := {route.key for route in served.values() if route is not None and self._is_moving(route)}:
             self._moving |= moving
@@ -134,32 +148,39 @@ class DataPlane:
         self._authorizer.update(served)
 
     def wanted(self, routes: Iterable[Route]) -> list[Route]:
-        """Return those that Envoy is to know now: of control planes that are awake or wake, and all with host names.
+        """Return the routes that Envoy needs now.
 
-        Envoy finds what a host name leads to by that name alone, so that each has an entry, also while it sleeps.
+        Envoy needs the routes of awake or waking control planes, and of all control planes with a host name. Envoy
+        finds the cluster of a host name by this name alone. So a control plane with a host name has a cluster in Envoy
+        even while it sleeps.
         """
         return [route for route in routes if self._waker.wants(route) or (route.host and route.upstream is not None)]
 
     def concerns_envoy(self, changed: Mapping[str, Route | None]) -> bool:
-        """Tell whether Envoy itself serves one of these routes: it asks the authorizer about the others."""
+        """Return whether Envoy itself serves any of the changed routes.
+
+        It asks the authorizer about all other routes.
+        """
         routes = [route for route in changed.values() if route is not None]
         return bool(self.wanted(routes)) or any(route.key in self._reached for route in routes)
 
     async def apply(self, routes: Sequence[Route], *, serving: Serving) -> Mapping[str, str]:
-        """Serve these routes and no others, and return when that is so, or Envoy does not confirm it in time.
+        """Publish these routes in place of all former routes, and wait for Envoy's confirmation.
 
-        Returns by key what cannot be served. Raises ConfigurationRejected if the listener is refused.
+        Returns the reasons of rejected routes, by key. Also returns if Envoy does not confirm the routes in time:
+        `ready` is False then. Raises ConfigurationRejected if Envoy rejects the listener.
         """
-        wanted = self.wanted(routes)
-        # A hold that ends where a control plane has moved ends when Envoy knows the way there.
-        first = [self._still_held(route) for route in wanted]
-        refused = await self._publish(first, known=routes, serving=serving)
-        if first != wanted and not any(self._is_moving(route) for route in wanted):
-            refused = await self._publish(wanted, known=routes, serving=serving)
+        desired = self.wanted(routes)
+        # If a control plane moves, its write hold must not end before Envoy has the new address. So the first
+        # publication keeps the hold.
+        initial = [self._still_held(route) for route in desired]
+        refused = await self._publish(initial, known=routes, serving=serving)
+        if initial != desired and not any(self._is_moving(route) for route in desired):
+            refused = await self._publish(desired, known=routes, serving=serving)
         return refused
 
     async def _publish(self, wanted: Sequence[Route], *, known: Sequence[Route], serving: Serving) -> Mapping[str, str]:
-        # What Envoy is about to forget is not relied on any more.
+        # Envoy is about to remove the other clusters. The waker must not pass requests to them any more.
         keys = {route.key for route in wanted}
         self._reached = {key: address for key, address in self._reached.items() if key in keys}
         self._confirmed = ()
@@ -183,49 +204,50 @@ class DataPlane:
         return published.refused
 
     async def quiet(self) -> Mapping[str, str]:
-        """Return by key the holds that are in force, while no request is in flight there that changes something.
+        """Return the write holds that are in force with no mutating request in flight, as `Hold.asked` by key.
 
-        Raises OSError, aiohttp.ClientError or TimeoutError.
+        Raises OSError, aiohttp.ClientError or TimeoutError if Envoy does not respond.
         """
-        # By host name, the gateway cannot tell what changes something.
+        # TLS to host names passes through, so the gateway cannot recognize mutating requests.
         held = [route for route in self._confirmed if route.held is not None and not route.host]
         if not held or not await self.ready():
             await self._name_changes({}, recording=False)
             return {}
-        numbers, present = await self.numbers(), self.held
+        numbers, current = await self.numbers(), self.held
         counts = {
             route.key: (route.held, changes_in_flight(route, numbers))
             for route in held
-            if route.held is not None and route.held == present.get(route.key)
+            if route.held is not None and route.held == current.get(route.key)
         }
         await self._name_changes({key: count for key, (_, count) in counts.items() if count}, recording=True)
         return {key: hold.asked for key, (hold, count) in counts.items() if not count}
 
     @property
     def in_flight(self) -> Mapping[str, Mapping[str, Any]]:
-        """By key, what is in flight of control planes whose changes are held, as of the last `quiet`: the number of
-        changes, and the oldest of them. Of many control planes, some.
+        """Mutating requests in flight to control planes with a write hold, by key, as of the last `quiet`.
+
+        A value has the `count` of requests and the `oldest` requests. At most `_MAX_NAMED` control planes are listed.
         """
         return self._in_flight
 
     @property
     def held(self) -> Mapping[str, Hold]:
-        """By key, the holds of which Envoy was told and that have not ended by themselves."""
+        """Write holds in Envoy's configuration that have not expired, by key."""
         return {key: hold for key, hold in self._held.items() if self._waker.is_in_force(hold)}
 
     async def ready(self) -> bool:
-        """Whether Envoy takes connections, and serves what it was last told to."""
+        """Return whether Envoy accepts connections, and uses the files that were published last."""
         return self._published is not None and await self._serves() == self._published
 
     async def failure(self) -> str:
-        """Say why Envoy does not run; empty if it runs, or the cause is not known here."""
+        """Return the reason why Envoy does not run; empty if Envoy responds or the reason is unknown."""
         _ = await self._serves()
         if self._silent_since is None:
             return ""
         return "; ".join(part for part in (await self._find_shortage(), self._end()) if part)
 
     async def _serves(self) -> Versions | None:
-        """Return what Envoy serves; None if it does not answer, or is not ready."""
+        """Return the versions of the files that Envoy uses; None if Envoy does not respond or is not ready."""
         if self._administration is None:
             return None
         try:
@@ -237,14 +259,15 @@ class DataPlane:
         return versions
 
     async def _find_shortage(self) -> str:
-        """Say that inotify instances are missing, as found within the last `_PROBE_SECONDS`.
+        """Return a message about missing inotify instances, as of the last probe; empty without a shortage.
 
-        A look takes instances for a moment. An Envoy that starts then would lack them, and abort.
+        A probe takes instances for a moment, and an Envoy that starts at this moment would abort. So probes run only
+        while Envoy is down, and at most once in `_PROBE_SECONDS`.
         """
         now = time.monotonic()
         if self._runtime is not None:
             is_down = self._runtime.state(ENVOY).phase in {Phase.BACKOFF, Phase.ENDED}
-        else:  # in a pod, Envoy is a container of its own with the same user
+        else:  # in a pod, Envoy runs in a container of its own as the same user
             is_down = self._silent_since is not None and now - self._silent_since >= _START_SECONDS
         if is_down and now >= self._shortage_expires_at:
             self._shortage_expires_at = now + _PROBE_SECONDS
@@ -252,47 +275,53 @@ class DataPlane:
         return self._shortage
 
     def _end(self) -> str:
-        """Return the first line of what the runtime says of an Envoy that ended."""
+        """Return the first line of the runtime's message about an Envoy that ended; empty if Envoy runs."""
         state = self._runtime.state(ENVOY) if self._runtime is not None else None
         if state is None or state.phase not in {Phase.BACKOFF, Phase.ENDED, Phase.STARTING} or not state.message:
             return ""
         return f"Envoy {state.message.splitlines()[0].removesuffix('; the end of its log is:')}"
 
     async def numbers(self) -> Mapping[str, int]:
-        """Return what Envoy counts of API servers. Raises OSError, aiohttp.ClientError or TimeoutError."""
+        """Return Envoy's statistics of clusters and rate limits.
+
+        Raises OSError, aiohttp.ClientError or TimeoutError if Envoy does not respond.
+        """
         if self._administration is None:
             return {}
         return await self._administration.numbers(r"^cluster\.|\.rate_limited$")
 
     async def stop(self) -> None:
-        """End Envoy, if it runs by this data plane's runtime."""
+        """Stop Envoy if the runtime of this data plane runs it."""
         if self._runtime is not None:
             await self._runtime.stop(ENVOY)
 
     async def _name_changes(self, counts: Mapping[str, int], *, recording: bool) -> None:
-        """Take up which changes are in flight, given how many there are by key of the control plane."""
+        """Update `in_flight`.
+
+        `counts` is the number of mutating requests in flight, by key of the control plane.
+        """
         if self._changes is None:
             return
-        # Names are for people. A hold counts without them.
+        # The list is for people, and a hold is valid without it. So errors are ignored.
         with contextlib.suppress(OSError, aiohttp.ClientError, TimeoutError):
             await self._changes.record(wanted=recording)
         self._changes.look()
-        named = sorted(counts)[:_MAX_NAMED]
+        keys = sorted(counts)[:_MAX_NAMED]
         self._in_flight = {
             key: {"count": counts[key], "oldest": [change.described for change in self._changes.oldest(key)]}
-            for key in named
+            for key in keys
         }
 
     def _served(self, route: Route) -> Route:
-        instead = self._instead.get(route.key)
-        if instead is None:
+        substitute = self._instead.get(route.key)
+        if substitute is None:
             return route
-        return replace(instead, asleep=route.asleep if instead.upstream is not None else None, held=route.held)
+        return replace(substitute, asleep=route.asleep if substitute.upstream is not None else None, held=route.held)
 
     def _is_moving(self, route: Route) -> bool:
-        """Tell whether Envoy knows another address of a control plane."""
-        known = self._reached.get(route.key)
-        return known is not None and route.upstream is not None and known != route.upstream.address
+        """Return whether Envoy has another address of a control plane than the route."""
+        confirmed = self._reached.get(route.key)
+        return confirmed is not None and route.upstream is not None and confirmed != route.upstream.address
 
     def _still_held(self, route: Route) -> Route:
         former = self._held.get(route.key)

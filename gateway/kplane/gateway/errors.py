@@ -1,4 +1,4 @@
-"""What goes wrong in the gateway."""
+"""Exceptions of the gateway."""
 
 from __future__ import annotations
 
@@ -6,28 +6,33 @@ __all__ = ["CertificateInvalid", "ConfigurationRejected", "Declined", "GatewayEr
 
 
 class GatewayError(Exception):
-    """The base of all errors of the gateway."""
+    """Base class of all exceptions of the gateway."""
 
 
 class CertificateInvalid(GatewayError):
-    """The serving certificate cannot be used. The one before stays in force."""
+    """The serving certificate is missing, unreadable or does not match its key.
+
+    The former certificate stays in force.
+    """
 
 
 class RouteInvalid(GatewayError):
-    """A route cannot be made of what is known of a control plane. It keeps no other route back."""
+    """The objects of a control plane yield no valid route. Routes of other control planes are unaffected."""
 
 
 class ConfigurationRejected(GatewayError):
-    """Envoy refuses a configuration. The one before stays in force."""
+    """Envoy rejects a configuration. The former configuration stays in force."""
 
 
 class Declined(GatewayError):
-    """A request is not passed on. The message is for its client."""
+    """The gateway refuses a request. The message is for the client."""
 
     def __init__(self, code: int, message: str, *, is_retried: bool = True) -> None:
-        """`code` is of HTTP, as an API server would answer. `is_retried`: a later request may get another answer.
+        """Create the error.
 
-        Clients repeat a request by themselves if the answer says so, and tell their users nothing meanwhile.
+        `code` is the HTTP status code that an API server would send. `is_retried` is True if a later request may
+        succeed. Then a response with 429 or 503 has `Retry-After`: clients repeat the request by themselves, and show
+        no message meanwhile.
         """
         super().__init__(message)
         self.code = code

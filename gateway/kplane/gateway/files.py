@@ -1,4 +1,7 @@
-"""Writes Envoy's files: validated before they are published, each exchanged by rename, the last good ones stay."""
+"""Files of Envoy: validated before publication, and replaced by rename.
+
+After a failed validation, the valid files stay.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +32,16 @@ _REFUSED: Final = "the gateway cannot serve this control plane"
 
 
 class Validator(Protocol):
-    """Asks Envoy whether it would take a configuration."""
+    """Validates a configuration with Envoy."""
 
     async def __call__(self, configuration: bytes) -> None:
-        """Raise ConfigurationRejected if it would not, with Envoy's words."""
+        """Raise ConfigurationRejected with Envoy's reason if Envoy rejects the configuration."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """What Envoy says when it uses the files that were published."""
+    """Versions of the published files, as Envoy reports them once it uses the files."""
 
     listeners: str
     clusters: str
@@ -47,66 +50,77 @@ class Versions:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What was published of what was wanted."""
+    """Result of a publication."""
 
     versions: Versions
     routes: Sequence[Route]
-    """One for each that was wanted: itself, or what is served in its place."""
+    """Published route for each requested route: the route itself, or the route that is served in its place."""
     refused: Mapping[str, str]
-    """By key, why Envoy refuses a route."""
+    """Reasons of Envoy for rejected routes, by key."""
     leaving: bool
-    """Clusters are left that the table no longer refers to: call `prune` when Envoy uses the table."""
+    """Whether clusters of removed routes remain. Call `prune` once Envoy uses the new route configuration."""
 
 
 class Publisher:
-    """Keeps the files of one Envoy. One call at a time; each may be cut off anywhere and repeated."""
+    """Maintains the files of an Envoy. Only one call may run at a time. A call that was interrupted can be repeated."""
 
     def __init__(self, directory: Path, *, validate: Validator, memory_bytes: int = MEMORY_BYTES) -> None:
-        """`directory` is the gateway's alone: there are keys in it. `memory_bytes` is for Envoy."""
+        """Create a publisher.
+
+        `directory` belongs to the gateway alone, since its files contain private keys. `memory_bytes` is Envoy's memory
+        limit.
+        """
         self._memory_bytes = memory_bytes
         self.layout = Layout(PurePosixPath(directory.absolute()))
         self._validate = validate
         self._published: dict[str, Route] = {}
         self._leaving: dict[str, Route] = {}
-        """By key, routes that Envoy no longer has, and whose clusters it still has."""
+        """Removed routes whose clusters Envoy still has, by key."""
         self._serving: Serving | None = None
 
     async def prepare(self) -> None:
-        """Make the directories, and what Envoy is started with: it serves nothing until the first `publish`."""
+        """Create the directories, the bootstrap, and files without listeners and clusters unless former files exist."""
         await asyncio.to_thread(self._prepare)
 
     async def publish(
         self, routes: Iterable[Route], *, serving: Serving, bodies: Iterable[BodyLimit] = ()
     ) -> Published:
-        """Have Envoy serve these routes, which all have a key and a path of their own.
+        """Write the files for these routes, which must have unique keys and paths.
 
-        A route that Envoy refuses stays as it was; if it was none, it answers 503. The others are served. Raises
-        ConfigurationRejected if the listener is refused; then nothing is changed. `bodies` are limits that other
-        control planes have.
+        If Envoy rejects a route, its former version stays in force; without a former version, the route responds with
+        503. All other routes are served. `bodies` are the body limits of control planes without a route here. Raises
+        ConfigurationRejected if Envoy rejects the listener; then no file changes.
         """
-        wanted = {route.key: route for route in sorted(routes, key=lambda route: route.key)}
-        refused = await self._refused(wanted, serving=serving)
+        desired = {route.key: route for route in sorted(routes, key=lambda route: route.key)}
+        refused = await self._refused(desired, serving=serving)
         for key in refused:
-            absent = replace(wanted[key], upstream=None, why_absent=_REFUSED)
-            wanted[key] = self._published.get(key, absent)
-        served = list(wanted.values())
-        # The cluster of a host name is not in the table, and has the name of its successor.
-        known = {key: route for key, route in (self._leaving | self._published).items() if not route.host}
-        self._leaving = {key: route for key, route in known.items() if key not in wanted and route.upstream is not None}
+            absent = replace(desired[key], upstream=None, why_absent=_REFUSED)
+            desired[key] = self._published.get(key, absent)
+        served = list(desired.values())
+        # Clusters of host names may go at once: the route configuration does not use them. Another control plane may
+        # also get a cluster of the same name.
+        former = {key: route for key, route in (self._leaving | self._published).items() if not route.host}
+        self._leaving = {
+            key: route for key, route in former.items() if key not in desired and route.upstream is not None
+        }
         versions = await asyncio.to_thread(self._write, served, serving, frozenset(bodies))
-        self._published, self._serving = wanted, serving
+        self._published, self._serving = desired, serving
         return Published(versions, served, refused, leaving=bool(self._leaving))
 
     async def prune(self, versions: Versions) -> Versions:
-        """Remove the clusters that no route refers to. Envoy must use the table of these `versions` already.
+        """Remove the clusters that no route uses. Envoy must already use the route configuration of `versions`.
 
-        Requests by a former table would get 503 for a cluster that is gone.
+        A request by a former route configuration would get 503 for a removed cluster. Returns the new versions.
         """
         self._leaving = {}
         return replace(versions, clusters=await asyncio.to_thread(self._write_clusters, list(self._published.values())))
 
     async def _refused(self, wanted: Mapping[str, Route], *, serving: Serving) -> dict[str, str]:
-        """Validate what is new: Envoy takes two seconds for 1,000 routes, and each is independent of the others."""
+        """Validate changed routes. Returns the reasons of rejected routes, by key.
+
+        Envoy takes two seconds to validate 1,000 routes. Routes are independent, so unchanged routes need no
+        validation. Raises ConfigurationRejected if Envoy rejects the listener.
+        """
         changed = [route for key, route in wanted.items() if not _alike(self._published.get(key), route)]
         if not changed and serving == self._serving:
             return {}
@@ -134,7 +148,7 @@ class Publisher:
         for directory in (*(file.parent for file in files), layout.serving):
             Path(directory).mkdir(mode=0o700, exist_ok=True)
         for file in (layout.listeners, layout.clusters):
-            # Without a file that the bootstrap names, Envoy does not start.
+            # Envoy does not start if a file that the bootstrap names is missing.
             if not Path(file).exists():
                 _replace(file, discovery_response(()))
         _replace(layout.bootstrap, bootstrap(layout, memory_bytes=self._memory_bytes))
@@ -155,26 +169,29 @@ class Publisher:
             layout.routes: discovery_response([table]),
             layout.listeners: discovery_response([typed("envoy.config.listener.v3.Listener", **listening)]),
         }
-        # Clusters come before the routes that refer to them, and go after these routes (`prune`).
-        written = self._write_clusters([*routes, *self._leaving.values()])
+        # Write clusters before the routes that use them. `prune` removes clusters after their routes.
+        clusters_version = self._write_clusters([*routes, *self._leaving.values()])
         for path, content in files.items():
             _replace(path, content)
         return Versions(
             listeners=version_of(files[layout.listeners]),
-            clusters=written,
+            clusters=clusters_version,
             routes=version_of(files[layout.routes]),
         )
 
     def _write_clusters(self, routes: list[Route]) -> str:
-        """Write the clusters of these routes; returns the version of the file."""
-        found = clusters(routes, holder=self.layout.holder, waiting_room=self.layout.waiting_room)
-        content = discovery_response(typed("envoy.config.cluster.v3.Cluster", **cluster) for cluster in found)
+        """Write the clusters of these routes. Returns the version of the file."""
+        messages = clusters(routes, holder=self.layout.holder, waiting_room=self.layout.waiting_room)
+        content = discovery_response(typed("envoy.config.cluster.v3.Cluster", **cluster) for cluster in messages)
         _replace(self.layout.clusters, content)
         return version_of(content)
 
 
 def _alike(one: Route | None, other: Route) -> bool:
-    """Whether Envoy says the same of both. Whether a control plane sleeps or is held decides only where requests go."""
+    """Return whether Envoy validates both routes in the same way.
+
+    Sleep and write holds change only the target of requests.
+    """
     return one is not None and _lasting(one) == _lasting(other)
 
 
@@ -183,7 +200,7 @@ def _lasting(route: Route) -> Route:
 
 
 def _replace(path: PurePosixPath, content: bytes) -> None:
-    """Exchange a file in one step, if it says something else."""
+    """Replace a file atomically, unless its content is equal."""
     file = Path(path)
     with contextlib.suppress(OSError):
         if file.read_bytes() == content:

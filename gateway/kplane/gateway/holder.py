@@ -1,4 +1,4 @@
-"""Holds connections to control planes that sleep, and carries their bytes when these are awake."""
+"""Holder: holds connections to sleeping control planes, and forwards them once the control planes are awake."""
 
 from __future__ import annotations
 
@@ -26,37 +26,39 @@ _HEADER_SECONDS: Final = 10.0
 _CONNECT_SECONDS: Final = 10.0
 _CHUNK: Final = 64 << 10
 _GREETING: Final = 32 << 10
-"""A client that sends more before the server has said anything does not speak TLS."""
+"""Maximum bytes from a client before the first bytes of the server. A client that sends more does not speak TLS."""
 _SIGNATURE: Final = b"\r\n\r\n\0\r\nQUIT\n"
 _ADDRESSES: Final = {0x0: 0, 0x1: 12, 0x2: 36, 0x3: 216}
-"""Bytes of the addresses in the header of the PROXY protocol, by their family."""
+"""Length of both addresses in the PROXY protocol header in bytes, by address family."""
 _SOURCES: Final = {0x1: 4, 0x2: 16}
-"""Bytes of the address of the client, which comes first."""
+"""Length of the client address in bytes, by address family. The client address comes first."""
 _WAKES: Final = 10
-"""Control planes that one client address may wake in a minute. By host name, the gateway sees no credential."""
+"""Maximum number of control planes that a client address may wake in a minute by host name, without a visible
+credential.
+"""
 _KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}
 
 
 class _Unreadable(Exception):
-    """Envoy did not say which control plane a connection is for."""
+    """The PROXY protocol header of a connection names no control plane, or is invalid."""
 
 
 class Holder:
-    """Takes the connections that Envoy has for host names of control planes that sleep.
+    """Accepts Envoy's connections to host names of sleeping control planes.
 
-    It has each wait until the control plane is awake, and connects it to the API server. TLS is between client and API
-    server. Later connections do not come here.
+    Each connection waits until the control plane is awake, and is then forwarded to the API server. Client and API
+    server speak TLS end to end. Envoy connects later connections to the API server directly.
     """
 
     def __init__(self, waker: Waker) -> None:
-        """`waker` has connections wait, as requests do, and bounds how many."""
+        """`waker` holds connections in the same way as requests, and limits their number."""
         self._waker = waker
         self._tasks: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
     async def listening(self, path: Path) -> AsyncIterator[None]:
-        """Listen on a Unix socket, which only this user may connect to."""
-        # What a killed controller left is in the way.
+        """Listen on the Unix socket `path` while the context is open. Only this user may connect to it."""
+        # A killed controller leaves its socket behind.
         path.unlink(missing_ok=True)
         server = await asyncio.start_unix_server(self._begin, str(path), limit=_CHUNK, backlog=BACKLOG)
         try:
@@ -75,8 +77,8 @@ class Holder:
         try:
             async with asyncio.timeout(_HEADER_SECONDS):
                 key, client = await _read_header(reader)
-            if (held := await self._hold(key, reader, client=client)) is not None:
-                upstream, greeting = held
+            if (target := await self._hold(key, reader, client=client)) is not None:
+                upstream, greeting = target
                 await _connect(reader, writer, upstream=upstream, greeting=greeting)
         except (Declined, OSError, TimeoutError, _Unreadable) as error:
             logger.debug("closed a connection by host name: %s", error)
@@ -84,10 +86,10 @@ class Holder:
             writer.close()
 
     async def _hold(self, key: str, reader: asyncio.StreamReader, *, client: Client) -> tuple[Upstream, bytes] | None:
-        """Return the API server, and what the client has sent, when the control plane is awake.
+        """Wait until the control plane is awake. Returns its API server, and the bytes that the client has sent.
 
-        None if the client has gone, or the control plane has no host name. Raises Declined if the connection must not
-        wait, or has waited long enough.
+        Returns None if the client disconnects or sends too much, or if the control plane has no host name. Raises
+        Declined if too many connections wait, or if the wait takes too long.
         """
         greeting = bytearray()
         passage = asyncio.create_task(self._waker.passage(key, client=client), name=f"wait for {key}")
@@ -103,41 +105,43 @@ class Holder:
 
 
 async def _read(reader: asyncio.StreamReader, *, into: bytearray) -> None:
-    """Return when the client has gone, or sends more than a client would."""
+    """Buffer bytes until the client disconnects, or has sent more than `_GREETING` bytes."""
     while len(into) <= _GREETING and (data := await reader.read(_CHUNK)):
         into += data
 
 
 async def _read_header(reader: asyncio.StreamReader) -> tuple[str, Client]:
-    """Read the header of the PROXY protocol, version 2, that Envoy sends first: which control plane, and who connects.
+    """Read the PROXY protocol header (version 2) that Envoy sends first.
 
-    Raises _Unreadable.
+    Returns the key of the control plane, and the client. Raises _Unreadable if the header is invalid or names no
+    control plane.
     """
     try:
-        begin = await reader.readexactly(16)
-        rest = await reader.readexactly(int.from_bytes(begin[14:]))
+        head = await reader.readexactly(16)
+        rest = await reader.readexactly(int.from_bytes(head[14:]))
     except asyncio.IncompleteReadError as error:
         raise _Unreadable("the connection ended within its header") from error
-    addresses = _ADDRESSES.get(begin[13] >> 4)
-    if not begin.startswith(_SIGNATURE) or begin[12] >> 4 != 2 or addresses is None:
+    addresses = _ADDRESSES.get(head[13] >> 4)
+    if not head.startswith(_SIGNATURE) or head[12] >> 4 != 2 or addresses is None:
         raise _Unreadable("it does not begin with a header of the PROXY protocol")
-    source = rest[: _SOURCES.get(begin[13] >> 4, 0)]
+    source = rest[: _SOURCES.get(head[13] >> 4, 0)]
     client = Client.at(str(ipaddress.ip_address(source)) if source else "", wakes=_WAKES)
-    at = addresses
-    while at + 3 <= len(rest):
-        kind, length = rest[at], int.from_bytes(rest[at + 1 : at + 3])
+    offset = addresses
+    while offset + 3 <= len(rest):
+        kind, length = rest[offset], int.from_bytes(rest[offset + 1 : offset + 3])
         if kind == KEY_TYPE:
-            return rest[at + 3 : at + 3 + length].decode("ascii", errors="replace"), client
-        at += 3 + length
+            return rest[offset + 3 : offset + 3 + length].decode("ascii", errors="replace"), client
+        offset += 3 + length
     raise _Unreadable("its header names no control plane")
 
 
 async def _connect(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, upstream: Upstream, greeting: bytes
 ) -> None:
-    """Carry bytes in both directions until the server is done: a client that stays would keep both connections.
+    """Forward bytes in both directions until the server closes the connection.
 
-    Raises OSError or TimeoutError.
+    The server decides, since a client that never closes would keep both connections open. `greeting` contains bytes
+    that the client has sent already. Raises OSError or TimeoutError if a connection fails.
     """
     async with asyncio.timeout(_CONNECT_SECONDS):
         answers, server = await asyncio.open_connection(upstream.host, upstream.port, limit=_CHUNK)
@@ -147,8 +151,8 @@ async def _connect(
         for option, value in _KEEPALIVE.items():
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
         server.write(greeting)
-        async with asyncio.TaskGroup() as both:
-            requests = both.create_task(_carry(reader, server), name="carry requests")
+        async with asyncio.TaskGroup() as group:
+            requests = group.create_task(_carry(reader, server), name="carry requests")
             await _carry(answers, writer)
             requests.cancel()
     except* OSError as lost:

@@ -1,4 +1,4 @@
-"""Who the holder of a client certificate is, to one control plane."""
+"""Verification of client certificates against the client CAs of a control plane."""
 
 from __future__ import annotations
 
@@ -28,34 +28,37 @@ _KEPT_FOR: Final = dt.timedelta(minutes=5)
 
 
 class NotVerified(GatewayError):
-    """A certificate says nothing about its holder to this control plane; the message is for the log."""
+    """A certificate does not prove an identity to this control plane. The message is for the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A user of one control plane, as its API server would read the certificate (CommonNameUserConversion)."""
+    """User of a control plane, as its API server would derive it from the certificate (CommonNameUserConversion)."""
 
     user: str
     groups: tuple[str, ...]
     credential: str
-    """Names the certificate, in `userInfo.extra`."""
+    """Digest of the certificate, for `userInfo.extra`."""
     until: dt.datetime
-    """When the certificate ends."""
+    """Expiry of the certificate."""
 
 
 def chain_of(header: str) -> bytes:
-    """Return the chain of the connection's certificate, PEM, out of Envoy's header. Raises NotVerified."""
-    found = _CHAIN.search(header)
-    if found is None:
+    """Return the certificate chain of the connection (PEM) from Envoy's header `x-forwarded-client-cert`.
+
+    Raises NotVerified if the header has no chain.
+    """
+    match = _CHAIN.search(header)
+    if match is None:
         raise NotVerified("the connection has no client certificate")
-    return unquote_to_bytes(found[1])
+    return unquote_to_bytes(match[1])
 
 
 def verify(chain: bytes, *, authorities: bytes, now: dt.datetime) -> Identity:
-    """Return the identity that a chain proves, where one of `authorities` (PEM) issued it. Raises NotVerified.
+    """Return the identity that a chain proves, if one of `authorities` (PEM) issued it.
 
-    The rules are those of kube-apiserver: a valid chain of time, signatures and basic constraints to one of the CAs,
-    and a certificate for clients.
+    The rules are those of kube-apiserver. The chain must lead to a CA with valid times, signatures and basic
+    constraints, and the certificate must allow client authentication. Raises NotVerified if a rule does not hold.
     """
     try:
         leaf, *intermediates = x509.load_pem_x509_certificates(chain)
@@ -64,7 +67,8 @@ def verify(chain: bytes, *, authorities: bytes, now: dt.datetime) -> Identity:
     if len(intermediates) >= _LONGEST_CHAIN:
         raise NotVerified("the chain of the certificate is too long")
     try:
-        # Of the leaf, each extension is read below or has no meaning here; of CAs, the rules of the Web PKI count.
+        # The extensions of the leaf are checked below, or have no meaning here. CA certificates must follow the rules
+        # of the Web PKI.
         policies = PolicyBuilder().store(_store(authorities)).time(now.replace(tzinfo=None))
         policies = policies.extension_policies(ca_policy=ExtensionPolicy.webpki_defaults_ca(), ee_policy=_leaf_policy())
         policies.build_client_verifier().verify(leaf, intermediates)
@@ -88,11 +92,11 @@ def _leaf_policy() -> ExtensionPolicy:
 
 
 def _identity(leaf: x509.Certificate) -> Identity:
-    names = [str(found.value) for found in leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-    # Go's crypto/x509 takes the last one.
+    names = [str(attribute.value) for attribute in leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    # Go's crypto/x509 takes the last common name.
     if not names or not names[-1]:
         raise NotVerified("the certificate names no user")
-    groups = [str(found.value) for found in leaf.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)]
+    groups = [str(attribute.value) for attribute in leaf.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)]
     for name in (names[-1], *groups):
         _check_name(name)
     digest = hashlib.sha256(leaf.public_bytes(Encoding.DER)).hexdigest()
@@ -100,26 +104,29 @@ def _identity(leaf: x509.Certificate) -> Identity:
 
 
 def _check_name(name: str) -> None:
-    """Raise NotVerified where a header would carry another name than the certificate says."""
+    """Raise NotVerified if a header would change the name, for example by removing spaces at its ends."""
     if name != name.strip() or not name.isprintable():
         raise NotVerified(f"the certificate names {name!r}, which cannot be handed on")
 
 
 class Verifier:
-    """Verifies certificates, and remembers for minutes what it found."""
+    """Verifies client certificates, and caches identities for up to five minutes."""
 
     def __init__(self, *, clock: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.UTC)) -> None:
         self._clock = clock
         self._known: OrderedDict[bytes, tuple[dt.datetime, Identity]] = OrderedDict()
 
     def verify(self, chain: bytes, *, authorities: bytes) -> Identity:
-        """As the function of that name, at this moment. The answer for one CA is never that for another."""
+        """Return the identity as the function `verify` does, at the current time.
+
+        The cache key contains the CAs. So an identity for a CA never counts for another CA.
+        """
         now = self._clock()
         key = hashlib.sha256(authorities).digest() + hashlib.sha256(chain).digest()
-        known = self._known.get(key)
-        if known is not None and now < known[0]:
+        cached = self._known.get(key)
+        if cached is not None and now < cached[0]:
             self._known.move_to_end(key)
-            return known[1]
+            return cached[1]
         identity = verify(chain, authorities=authorities, now=now)
         self._known[key] = min(now + _KEPT_FOR, identity.until), identity
         while len(self._known) > _KEPT:

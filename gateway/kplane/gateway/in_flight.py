@@ -1,7 +1,7 @@
-"""Names the changes that are in flight while a control plane is held: by method, path, client and begin.
+"""Mutating requests in flight during a write hold, with method, path, client and start.
 
-Envoy has no list of requests. Every two seconds, it can write a line about each request that is open. It does so for
-changes only, and only while a control plane is held.
+Envoy has no list of requests, but can log each open request every two seconds. Envoy logs only mutating requests, and
+only during a write hold.
 """
 
 from __future__ import annotations
@@ -24,35 +24,41 @@ from kplane.gateway.envoy.access_log import RECORDING
 __all__ = ["Change", "ChangesInFlight"]
 
 _SHOWN: Final = 3
-"""Changes of one control plane that are named. The oldest come first."""
+"""Maximum number of listed requests of a control plane, the oldest first."""
 _MAX_CHANGES: Final = 1000
-"""Changes that are remembered. Of more, the oldest stay."""
+"""Maximum number of remembered requests. Beyond it, the oldest requests stay."""
 _MAX_BYTES: Final = 1 << 20
-"""Bytes that are read at once, and kept in the file."""
+"""Maximum number of bytes of a read, and of the file."""
 _PATH_LENGTH: Final = 120
 _METHOD_LENGTH: Final = 16
 _CLIENT_LENGTH: Final = 45
 _CURRENT_SECONDS: Final = 5.0
-"""A change without a line for longer has ended. Lines come every two seconds, and Envoy writes them within one."""
+"""Seconds after the last line of a request from which it counts as ended. Lines come every two seconds, and Envoy
+writes them within a second.
+"""
 _LOOK_SECONDS: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A request that changes something and has no answer yet. Its text comes from a tenant: it is cut and printable."""
+    """Mutating request without a response. Its texts come from a tenant, so they are cut and made printable."""
 
     key: str
-    """Of the control plane."""
+    """Key of the control plane."""
     began: datetime
     method: str
     path: str
-    """Without query."""
+    """Path without the query."""
     client: str
-    """The address of the client."""
+    """Address of the client."""
 
     @classmethod
     def from_line(cls, line: Mapping[str, Any]) -> Self:
-        """Read what Envoy writes. Raises ValueError or TypeError if it is no such line."""
+        """Parse a line of Envoy's log.
+
+        Raises ValueError, TypeError, KeyError or OverflowError if the line describes no mutating request that an API
+        server has received.
+        """
         key, _, part = str(line.get("upstream")).partition("/")
         if not part.endswith("changes"):
             raise ValueError("the request changes nothing, or waits for its control plane")
@@ -66,18 +72,18 @@ class Change:
 
     @property
     def described(self) -> dict[str, str]:
-        """What the Lease says of it."""
+        """Description of the request in the Lease."""
         began = self.began.isoformat(timespec="seconds").replace("+00:00", "Z")
         return {"method": self.method, "path": self.path, "client": self.client, "began": began}
 
 
 class ChangesInFlight:
-    """Reads Envoy's lines, and has Envoy write them while they are needed."""
+    """Reads Envoy's log of open requests, and switches this log on and off."""
 
     def __init__(
         self, file: Path, *, administration: Administration, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Envoy appends to `file`."""
+        """`file` is the log file to which Envoy appends."""
         self._file = file
         self._administration = administration
         self._clock = clock
@@ -85,10 +91,13 @@ class ChangesInFlight:
         self._looked = -math.inf
         self._recording: bool | None = None
         self._seen: dict[str, tuple[float, Change]] = {}
-        """By the number that Envoy gave the request: when its last line was read, and what that says."""
+        """Time of the last line, and the request of this line, by Envoy's identifier of the request."""
 
     async def record(self, *, wanted: bool) -> None:
-        """Have Envoy write lines from now on, or none. Raises OSError, aiohttp.ClientError or TimeoutError."""
+        """Switch the log on or off.
+
+        Raises OSError, aiohttp.ClientError or TimeoutError if Envoy does not respond.
+        """
         if wanted == self._recording:
             return
         await self._administration.set_runtime(RECORDING, 100 if wanted else 0)
@@ -97,7 +106,11 @@ class ChangesInFlight:
         self._empty()
 
     def look(self) -> None:
-        """Read what Envoy has written since the last look. A file that cannot be read has no news."""
+        """Read the lines that Envoy has written since the last look.
+
+        Returns at once after a look within the last `_LOOK_SECONDS`. An unreadable file counts as a file without new
+        lines.
+        """
         now = self._clock()
         if now < self._looked + _LOOK_SECONDS:
             return
@@ -105,15 +118,15 @@ class ChangesInFlight:
         with contextlib.suppress(OSError):
             for line in self._new_lines():
                 with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
-                    found = orjson.loads(line)
-                    name = str(found["id"])
-                    self._seen[name] = now, Change.from_line(found)
+                    entry = orjson.loads(line)
+                    name = str(entry["id"])
+                    self._seen[name] = now, Change.from_line(entry)
         current = [(name, seen) for name, seen in self._seen.items() if now < seen[0] + _CURRENT_SECONDS]
         current.sort(key=lambda each: each[1][1].began)
         self._seen = dict(current[:_MAX_CHANGES])
 
     def oldest(self, key: str) -> Sequence[Change]:
-        """Return the oldest changes in flight of a control plane."""
+        """Return the oldest mutating requests in flight to a control plane."""
         return [change for _, change in self._seen.values() if change.key == key][:_SHOWN]
 
     def _new_lines(self) -> Sequence[bytes]:
@@ -127,12 +140,12 @@ class ChangesInFlight:
         return whole.splitlines()
 
     def _empty(self) -> None:
-        """Empty the file. Envoy appends to it, whatever its length is."""
+        """Truncate the file. Envoy opens it for appending, so its next line goes to the new end."""
         self._offset = 0
         with contextlib.suppress(OSError):
             os.truncate(self._file, 0)
 
 
 def _shown(value: object, *, length: int) -> str:
-    text = "".join(each if each.isprintable() else "?" for each in str(value)[: length + 1])
+    text = "".join(character if character.isprintable() else "?" for character in str(value)[: length + 1])
     return text if len(text) <= length else f"{text[: length - 1]}…"

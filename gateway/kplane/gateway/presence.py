@@ -1,4 +1,4 @@
-"""Says in the management cluster that this replica of the gateway is there, what it serves, and which holds it has."""
+"""Presence: the Lease of this replica of the gateway, with the progress of its routes and its write holds."""
 
 from __future__ import annotations
 
@@ -28,24 +28,23 @@ __all__ = ["Presence", "replica_of"]
 logger = logging.getLogger(__name__)
 
 InFlight = Mapping[str, Mapping[str, Any]]
-"""By key of a control plane, what is in flight there (`DataPlane.in_flight`)."""
+"""Mutating requests in flight, by key of the control plane (`DataPlane.in_flight`)."""
 
 _RENEWED_SECONDS: Final = 5.0
 _DURATION_SECONDS: Final = 15
 _LOOK_SECONDS: Final = 0.05
-"""Between two looks at a hold that is not in force yet."""
+"""Seconds between two looks at a write hold that is not in force yet."""
 _PACE_SECONDS: Final = 0.1
-"""Between two writes that say no more than how far routes are served: however many change, so often it is written."""
+"""Minimum seconds between two writes for progress of routes or requests in flight, however many of them change."""
 _ENDING_SECONDS: Final = 3.0
 _KEPT: Final = timedelta(minutes=10)
-"""Leases that ended so long ago are of replicas that were killed."""
+"""Age of the last renewal from which a Lease belongs to a killed replica."""
 
 
 def replica_of(state_dir: Path) -> str:
-    """Return the name of the replica that has this directory. It stays when the replica starts again.
+    """Return the name of the replica with this state directory. The name survives restarts.
 
-    The name of the machine alone is not enough: two gateways of one machine would take the other one's holds for their
-    own.
+    The host name alone is not enough: two gateways on a machine would take each other's write holds for their own.
     """
     file = state_dir / "replica"
     if not file.exists():
@@ -56,9 +55,10 @@ def replica_of(state_dir: Path) -> str:
 
 
 class Presence:
-    """Keeps a Lease of this replica.
+    """Maintains the Lease of this replica.
 
-    Its annotations name the holds that are in force, once nothing is in flight, and how far routes are served.
+    Its annotations contain the progress of the routes, and the write holds that are in force with no mutating request
+    in flight. They also list mutating requests in flight that delay a write hold.
     """
 
     def __init__(
@@ -71,7 +71,10 @@ class Presence:
         served: Callable[[], Progress | None] = lambda: None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`replica` names the replica among all that there are. `served` returns how far routes are served."""
+        """Create the presence of a replica.
+
+        `replica` is its unique name. `served` returns the progress of the routes that the replica serves.
+        """
         self._client = client
         self._plane = plane
         self._namespace = namespace
@@ -79,61 +82,64 @@ class Presence:
         self._served = served
         self._clock = clock
         self._renewed = 0.0
-        """When the Lease was written last, by the monotonic clock."""
+        """Monotonic time at which the last successful write of the Lease began."""
         self._changed = asyncio.Event()
         self._seen: Mapping[str, str] = {}
         self._problem: str | None = None
 
     @property
     def is_current(self) -> bool:
-        """Whether the Lease has not expired: the operator waits for this replica."""
+        """Whether the Lease has not expired. Until it expires, the operator waits for this replica."""
         return time.monotonic() < self._renewed + _DURATION_SECONDS
 
     def look(self) -> None:
-        """Look again: holds began or ended, or more is served."""
+        """Have `run` look again at once. Call this after a change of a write hold or of the progress."""
         self._changed.set()
 
     async def run(self) -> NoReturn:
-        """Keep the Lease until cancelled. The log says what fails."""
+        """Maintain the Lease until cancelled. Failures are logged and retried."""
         loop = asyncio.get_running_loop()
-        told: Mapping[str, str] | None = None
-        told_served: Progress | None = None
-        told_in_flight: InFlight = {}
+        reported: Mapping[str, str] | None = None
+        reported_progress: Progress | None = None
+        reported_in_flight: InFlight = {}
         renew, paced, swept = 0.0, 0.0, False
         while True:
             self._changed.clear()
             served, quiet = self._served(), await self._quiet()
             in_flight = self._plane.in_flight
-            is_same = (served, in_flight) == (told_served, told_in_flight)
-            if quiet != told or loop.time() >= (renew if is_same else paced):
-                told = quiet if await self._tell(quiet, served, in_flight) else None
-                told_served, told_in_flight = served, in_flight
+            is_same = (served, in_flight) == (reported_progress, reported_in_flight)
+            if quiet != reported or loop.time() >= (renew if is_same else paced):
+                reported = quiet if await self._tell(quiet, served, in_flight) else None
+                reported_progress, reported_in_flight = served, in_flight
                 renew, paced = loop.time() + _RENEWED_SECONDS, loop.time() + _PACE_SECONDS
-            if told is not None and not swept:
+            if reported is not None and not swept:
                 await self._sweep()
                 swept = True
             held = self._plane.held
-            waits = told is not None and any(hold.asked != told.get(key) for key, hold in held.items())
-            ends = [(hold.until - self._clock()).total_seconds() for hold in held.values()]
-            due = renew if (served, in_flight) == (told_served, told_in_flight) else paced
-            delay = _LOOK_SECONDS if waits else max(0.0, min([due - loop.time(), *ends]))
+            is_waiting = reported is not None and any(hold.asked != reported.get(key) for key, hold in held.items())
+            expirations = [(hold.until - self._clock()).total_seconds() for hold in held.values()]
+            deadline = renew if (served, in_flight) == (reported_progress, reported_in_flight) else paced
+            delay = _LOOK_SECONDS if is_waiting else max(0.0, min([deadline - loop.time(), *expirations]))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     await self._changed.wait()
 
     async def leave(self) -> None:
-        """Delete the Lease: Envoy has ended, and nothing passes here any more."""
+        """Delete the Lease. Call this after Envoy has stopped, when no request passes through this replica."""
         with contextlib.suppress(ProviderError, TimeoutError):
             async with asyncio.timeout(_ENDING_SECONDS):
                 await self._client.delete(LEASES, self._name, namespace=self._namespace)
 
     async def _quiet(self) -> Mapping[str, str]:
-        """Return the holds that two looks found in force: Envoy's workers may learn of a table after it confirms."""
-        before, now = self._seen, dict[str, str]()
+        """Return the write holds that were in force at this look and at the look before.
+
+        Workers of Envoy may load a route configuration only after Envoy has confirmed it.
+        """
+        former, current = self._seen, dict[str, str]()
         with contextlib.suppress(OSError, aiohttp.ClientError, TimeoutError):
-            now = dict(await self._plane.quiet())
-        self._seen = now
-        return {key: asked for key, asked in now.items() if before.get(key) == asked}
+            current = dict(await self._plane.quiet())
+        self._seen = current
+        return {key: asked for key, asked in current.items() if former.get(key) == asked}
 
     async def _tell(self, holds: Mapping[str, str], served: Progress | None, in_flight: InFlight) -> bool:
         annotations = {HOLDS_ANNOTATION: orjson.dumps(holds, option=orjson.OPT_SORT_KEYS).decode()}
@@ -155,7 +161,7 @@ class Presence:
                 "renewTime": self._clock().isoformat(timespec="microseconds").replace("+00:00", "Z"),
             },
         }
-        asked = time.monotonic()
+        started = time.monotonic()
         try:
             async with asyncio.timeout(_RENEWED_SECONDS):
                 await self._client.apply(LEASES, lease, force=True)
@@ -166,14 +172,14 @@ class Presence:
             self._problem = problem
             return False
         self._problem = None
-        self._renewed = asked
+        self._renewed = started
         return True
 
     async def _sweep(self) -> None:
         """Delete the Leases of replicas that were killed long ago."""
         try:
-            found = await self._client.list(LEASES, namespace=self._namespace, label_selector=GATEWAY_LEASE_LABEL)
-            for lease in found.items:
+            leases = await self._client.list(LEASES, namespace=self._namespace, label_selector=GATEWAY_LEASE_LABEL)
+            for lease in leases.items:
                 renewed = datetime.fromisoformat((lease.get("spec") or {}).get("renewTime") or "1970-01-01T00:00:00Z")
                 if renewed + _KEPT < self._clock():
                     with contextlib.suppress(NotFound):

@@ -1,4 +1,4 @@
-"""Envoy as a program of this machine: how it is started, and how it is asked about a configuration."""
+"""Envoy as a process: its command line, and the validation of configurations."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from kplane.workloads import Component, Lifetime, ProgramFailed, ProgramTimedOut
 __all__ = ["ENVOY", "INOTIFY_INSTANCES", "EnvoyValidator", "envoy_component"]
 
 ENVOY: Final = "envoy"
-"""Name of the component."""
+"""Name of the component that runs Envoy."""
 
 INOTIFY_INSTANCES: Final = 5
-"""Those that Envoy takes: one for each file that it watches. It aborts if it does not get them."""
+"""Number of inotify instances that Envoy needs: one for each file that it watches. Envoy aborts without them."""
 
 _DIGEST: Final = "KPLANE_GATEWAY_DIGEST"
 _VALIDATION_SECONDS: Final = 120.0
@@ -32,10 +32,11 @@ _CANDIDATE: Final = "candidate-"
 
 
 def envoy_component(program: Path, *, layout: Layout, workers: int, memory_bytes: int) -> Component:
-    """Describe Envoy as a process. It outlives the controller, and the next controller finds it again.
+    """Return the component that runs Envoy.
 
-    Another program, or another bootstrap, is another component: what Envoy does not read again restarts it. Raises
-    OSError if there is no program.
+    The process outlives the controller, and the next controller finds it again. The environment of the component
+    contains a digest of the binary's size and modification time and of the bootstrap. Envoy cannot reload either, so a
+    change of the digest restarts Envoy. Raises OSError if the binary does not exist.
     """
     file = program.stat()
     digest = hashlib.sha256(
@@ -49,9 +50,10 @@ def envoy_component(program: Path, *, layout: Layout, workers: int, memory_bytes
             str(layout.bootstrap),
             "--concurrency",
             str(workers),
-            # Another Envoy of this machine may use the shared memory of hot restarts.
+            # The shared memory for hot restarts may belong to another Envoy on this machine.
             "--disable-hot-restart",
-            # A hold that cannot drain names changes in flight from a file. Envoy's default is ten seconds.
+            # The gateway reads mutating requests in flight from a log (`in_flight.py`). Envoy's default interval is ten
+            # seconds.
             "--file-flush-interval-msec",
             "500",
             "--log-level",
@@ -64,20 +66,26 @@ def envoy_component(program: Path, *, layout: Layout, workers: int, memory_bytes
 
 
 class EnvoyValidator:
-    """Asks Envoy whether it would take a configuration (`envoy --mode validate`)."""
+    """Validates configurations with `envoy --mode validate`."""
 
     def __init__(self, program: Path, *, directory: Path) -> None:
-        """`directory` exists and is the gateway's alone: the configuration has keys in it."""
+        """Create a validator.
+
+        `directory` must exist and belong to the gateway alone: the configurations contain private keys.
+        """
         self._program = program
         self._directory = directory
 
     def remove_leftovers(self) -> None:
-        """Remove the files of calls that were killed: there are keys in them."""
+        """Remove configurations of calls that were killed. They contain private keys."""
         for file in self._directory.glob(f"{_CANDIDATE}*.json"):
             file.unlink(missing_ok=True)
 
     async def __call__(self, configuration: bytes) -> None:
-        """Raise ConfigurationRejected if it would not."""
+        """Validate a configuration.
+
+        Raises ConfigurationRejected if Envoy rejects it, or does not finish within 120 s.
+        """
         with self._file(configuration) as file:
             args = ("--mode", "validate", "--config-path", str(file), "--disable-hot-restart", "--log-level", "error")
             try:
@@ -89,7 +97,7 @@ class EnvoyValidator:
 
     @contextlib.contextmanager
     def _file(self, content: bytes) -> Iterator[Path]:
-        # mkstemp makes it with mode 0600.
+        # mkstemp creates the file with mode 0600.
         descriptor, name = tempfile.mkstemp(prefix=_CANDIDATE, suffix=".json", dir=self._directory)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -100,10 +108,10 @@ class EnvoyValidator:
 
 
 def _reason(error: ProgramFailed) -> str:
-    """Return why Envoy refuses, without the message that it refuses: there are keys in that."""
+    """Return the reason of Envoy's rejection, without the rejected message: it contains private keys."""
     written = (error.stderr or b"").decode(errors="replace")
-    _, found, reason = written.rpartition(_REFUSED)
-    if not found:
+    _, marker, reason = written.rpartition(_REFUSED)
+    if not marker:
         return f"Envoy ended with exit code {error.exit_code}"
     _, _, constraint = reason.rpartition(_CONSTRAINT)
     return " ".join(constraint.split())[:_SHOWN]

@@ -1,4 +1,4 @@
-"""What the gateway serves: one route for each control plane."""
+"""Routes: control planes as the gateway serves them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _LIMITS: Final = {
     "request_bytes": "requestBytes",
     "request_idle_seconds": "requestIdleSeconds",
 }
-"""Fields of `Limits`, as the operator names them: as in a ControlPlaneClass."""
+"""Fields of `Limits`, with their names in a ControlPlaneClass and in the operator's Secret."""
 _UNBOUNDED: Final = 1 << 32
 REQUEST_IDLE_SECONDS: Final = 60
-"""As long as kube-apiserver itself works on a request that changes something."""
+"""Default of `Limits.request_idle_seconds`: the time limit of kube-apiserver for a mutating request."""
 
 
 def clusters_path(cluster_path: str) -> str:
@@ -43,13 +43,13 @@ def clusters_path(cluster_path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A certificate and its key, PEM."""
+    """Certificate and its private key (PEM)."""
 
     certificate: bytes
     key: bytes = field(repr=False)
 
     def check(self) -> None:
-        """Raise RouteInvalid unless both can be read and belong together."""
+        """Raise RouteInvalid if certificate or key cannot be read, or if they do not match."""
         try:
             certificate = x509.load_pem_x509_certificate(self.certificate)
             key = load_pem_private_key(self.key, password=None)
@@ -61,42 +61,44 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontProxy:
-    """How the gateway tells an API server who a user with a client certificate is."""
+    """Front proxy: the gateway as an API server trusts it to name the users of client certificates."""
 
     certificate: KeyPair
-    """By which the API server knows the gateway, and takes X-Remote-User and X-Remote-Group from it."""
+    """Front-proxy certificate. With it, the API server accepts X-Remote-User and X-Remote-Group from the gateway."""
     client_ca: bytes
-    """CAs of the users' certificates, PEM: those of this control plane and of no other."""
+    """CAs of the users' certificates (PEM): the CAs of this control plane alone."""
 
     def check(self) -> None:
-        """Raise RouteInvalid if a part is damaged."""
+        """Raise RouteInvalid if a field is damaged."""
         self.certificate.check()
         _check_authorities(self.client_ca, of="users")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upstream:
-    """The API server of a control plane."""
+    """API server of a control plane."""
 
     host: str
-    """An IP address, or a name that the resolver of the gateway's machine knows."""
+    """IP address, or host name that the gateway's machine can resolve."""
     port: int
     ca: bytes
-    """CAs of its serving certificate, PEM; empty for a route with a `host`: its clients verify it."""
+    """CAs of the serving certificate (PEM). Empty for a route with a `host`, whose clients verify the certificate."""
     front_proxy: FrontProxy | None = None
-    """None: the gateway hands on no client certificates."""
+    """Front proxy; None if the gateway passes on no users of client certificates."""
     trust: TokenTrust = field(default_factory=TokenTrust)
-    """The tokens that it accepts."""
+    """Tokens that the API server accepts."""
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it is."""
+        """Host and port."""
         return self.host, self.port
 
     @classmethod
     def at(cls, url: str, *, ca: bytes, front_proxy: FrontProxy | None = None, trust: TokenTrust | None = None) -> Self:
-        """Return the API server at an https URL. Raises RouteInvalid if the URL has a path, or what is given is
-        damaged."""
+        """Return the API server at an https URL.
+
+        Raises RouteInvalid if the URL has a path, or if an argument is damaged.
+        """
         host, port = _address(url)
         upstream = cls(host=host, port=port, ca=ca, front_proxy=front_proxy, trust=trust or TokenTrust())
         upstream.check()
@@ -104,8 +106,10 @@ class Upstream:
 
     @classmethod
     def behind(cls, url: str) -> Self:
-        """Return the API server at an https URL for a route with a `host`: its clients speak TLS with it, and the
-        gateway needs nothing but its address. Raises RouteInvalid if the URL has a path.
+        """Return the API server at an https URL, for a route with a `host`.
+
+        Clients speak TLS with this API server, so the gateway needs only its address. Raises RouteInvalid if the URL
+        has a path.
         """
         host, port = _address(url)
         upstream = cls(host=host, port=port, ca=b"")
@@ -114,7 +118,7 @@ class Upstream:
 
     @property
     def is_address(self) -> bool:
-        """Whether `host` is an IP address, and no name."""
+        """Whether `host` is an IP address, and not a name."""
         try:
             ipaddress.ip_address(self.host)
         except ValueError:
@@ -122,38 +126,38 @@ class Upstream:
         return True
 
     def check(self) -> None:
-        """Raise RouteInvalid if a part is damaged: Envoy would reject it, or accept another server."""
+        """Raise RouteInvalid if a field is damaged: Envoy would reject the cluster, or accept another server."""
         self.check_host()
         _check_authorities(self.ca, of="the API server")
         if self.front_proxy is not None:
             self.front_proxy.check()
 
     def check_host(self) -> None:
-        """Raise RouteInvalid if `host` is none."""
+        """Raise RouteInvalid if `host` is neither an IP address nor a host name."""
         if not self.is_address and not _HOST_NAME.fullmatch(self.host):
             raise RouteInvalid(f"{self.host!r} cannot be an IP address or the name of a host")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much of the gateway a control plane may use at one time; None where its class does not say."""
+    """Limits of the use of the gateway by a control plane; None if its class sets no limit."""
 
     set_by: str = "the gateway"
-    """Who limits it, for users who meet a limit."""
+    """Origin of the limits, for users who exceed a limit."""
     requests_in_flight: int | None = None
     requests_per_second: int | None = None
     request_bytes: int | None = None
-    """Of the body of a request that changes something."""
+    """Maximum body of a mutating request in bytes."""
     request_idle_seconds: int = REQUEST_IDLE_SECONDS
-    """How long a request that changes something may go without a byte in either direction."""
+    """Maximum seconds of a mutating request without a byte in either direction."""
 
     @classmethod
     def from_json(cls, text: bytes) -> Self:
-        """Read what the operator writes. Raises RouteInvalid if it is damaged."""
+        """Parse the entry that the operator writes. Raises RouteInvalid if the entry is damaged."""
         try:
-            found = orjson.loads(text)
-            name = found["class"]
-            numbers = {field: found[key] for field, key in _LIMITS.items() if found.get(key) is not None}
+            entry = orjson.loads(text)
+            name = entry["class"]
+            numbers = {field: entry[key] for field, key in _LIMITS.items() if entry.get(key) is not None}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise RouteInvalid(f"the limits of the control plane cannot be read: {error}") from error
         valid = all(type(value) is int and 0 < value < _UNBOUNDED for value in numbers.values())
@@ -164,58 +168,66 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sleep:
-    """Of a control plane without an API server, which starts when the gateway asks for it."""
+    """Sleep of a control plane: no API server runs until the gateway requests a wake-up."""
 
     name: str
-    """Of the object that is asked."""
+    """Name of the ControlPlane object."""
     since: datetime
     requested: datetime | None = None
-    """When a wake was asked for last."""
+    """Time of the last wake-up request."""
     crowded: bool = False
-    """It waits until others sleep: as many control planes are awake as may be."""
+    """Whether the wake-up waits until another control plane sleeps, because the maximum number is awake."""
     problem: str = ""
-    """Why it is not Ready, as its condition says; empty if it is."""
+    """Message of condition Ready; empty unless the status is False."""
     failed: bool = False
-    """It cannot wake before a person acts."""
+    """Whether the phase is Failed: the control plane cannot wake up before somebody repairs it."""
 
     def is_asked(self, now: datetime) -> bool:
-        """Tell whether the end of this sleep was asked for already."""
+        """Return whether the end of this sleep was requested already.
+
+        A request with a time in the future does not count.
+        """
         return self.requested is not None and self.since < self.requested and not is_future(self.requested, now=now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """Has requests wait that change something, for example while a control plane moves."""
+    """Write hold: mutating requests wait, for example while a control plane moves."""
 
     until: datetime
     asked: str
-    """As it was asked for: an answer says the same."""
+    """Value of the annotation that requested the hold. The Lease of the replica repeats this value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A control plane as the gateway serves it."""
+    """Control plane as the gateway serves it."""
 
     key: str
-    """Unique among all control planes that ever were: the object's uid. A successor of the same path has another."""
+    """uid of the ControlPlane object. A later control plane with the same path has another uid."""
     cluster_path: str
     upstream: Upstream | None
-    """None: there is no API server to talk to."""
+    """API server; None if there is no API server to connect to."""
     why_absent: str = ""
-    """A sentence for users who get 503."""
+    """Reason of a missing API server, for users who get 503."""
     asleep: Sleep | None = None
-    """There: no API server is to be relied on, and requests wait until one is."""
+    """Sleep of the control plane, during which requests wait for an API server; None if it is awake."""
     held: Hold | None = None
     limits: Limits = Limits()
     full: bool = False
-    """Whether it has reached its storage quota: what would have it keep more is refused."""
+    """Whether the control plane has reached its storage quota. The gateway then refuses requests that would
+    add data.
+    """
     host: str = ""
-    """The host name under which it is served, in the place of the path: `<clusterPath>.<domain>`. Its connections pass
-    through the gateway as they are. Empty: it is served by its path.
+    """Host name that serves the control plane in place of a path: `<clusterPath>.<domain>`. TLS connections to the host
+    name pass through the gateway. Empty for a control plane with a path.
     """
 
     def __post_init__(self) -> None:
-        """Raise RouteInvalid if key, path or host name are no such: they stand in names of files and in patterns."""
+        """Raise RouteInvalid if key, path or host name is invalid. They are parts of file names and of patterns.
+
+        Also raises RouteInvalid for an API server without a CA, unless the route has a host name.
+        """
         if not _KEY.fullmatch(self.key):
             raise RouteInvalid(f"{self.key!r} cannot be the key of a route")
         path = self.cluster_path
@@ -227,24 +239,24 @@ class Route:
             raise RouteInvalid("without the CA of its API server, a control plane is not served by path")
 
     def _check_host(self) -> None:
-        """Raise RouteInvalid unless the host name is of this clusterPath, which no other control plane has."""
+        """Raise RouteInvalid if the host name does not begin with the clusterPath, which no other control plane has."""
         label, _, domain = self.host.partition(".")
         if label != self.cluster_path or len(self.host) > _LONGEST_HOST or not _HOST_NAME.fullmatch(domain):
             raise RouteInvalid(f"{self.host!r} cannot be a host name of clusterPath {self.cluster_path}")
 
     @property
     def domain(self) -> str:
-        """What follows the clusterPath in the host name; empty if it has none."""
+        """Part of the host name after the clusterPath; empty without a host name."""
         return self.host.partition(".")[2]
 
     @property
     def path(self) -> str:
-        """The path under which the control plane is served, without a slash at the end."""
+        """Path that serves the control plane, without a slash at the end."""
         return clusters_path(self.cluster_path)
 
 
 def _address(url: str) -> tuple[str, int]:
-    """Return host and port of an API server. Raises RouteInvalid unless the URL has nothing else."""
+    """Return host and port of an API server. Raises RouteInvalid if the URL has any other part."""
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").lower(), parts.port or _HTTPS_PORT

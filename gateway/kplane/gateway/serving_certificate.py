@@ -1,4 +1,4 @@
-"""The serving certificate, in a directory of cert-manager's layout: as a Secret is mounted."""
+"""Reader of the serving certificate in a directory with the layout of a mounted TLS Secret."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ __all__ = ["read_certificate"]
 
 
 async def read_certificate(directory: Path) -> KeyPair:
-    """Read `tls.crt` and `tls.key`. Raises CertificateInvalid if one is missing, or they do not belong together: while
-    they are being exchanged, too.
+    """Read `tls.crt` and `tls.key`.
+
+    Raises CertificateInvalid if a file is missing or damaged, or if certificate and key do not match. The latter can
+    also happen while both files are being replaced.
     """
     return await asyncio.to_thread(_read, directory)
 

@@ -1,4 +1,4 @@
-"""The configuration of `kplane-gateway`: every flag and environment variable."""
+"""Configuration of `kplane-gateway`: its flags and environment variables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BAD_USAGE: Final = 2
 
 
 class Settings(Configuration):
-    """The configuration of the gateway."""
+    """Configuration of the gateway."""
 
     program: ClassVar = "kplane-gateway"
     environment_prefix: ClassVar = "KPLANE_GATEWAY_"
@@ -31,32 +31,35 @@ class Settings(Configuration):
     )
 
     state_dir: Annotated[State, Flag("DIR")]
-    """Directory for Envoy's configuration and log, keys among it; no other gateway may use it"""
+    """Directory of this gateway alone, for Envoy's configuration with private keys, and for Envoy's log"""
     envoy: Annotated[File, Flag("FILE")]
-    """Program of Envoy"""
+    """Path of the Envoy binary"""
     certificate_dir: Annotated[Directory, Flag("DIR")]
-    """Directory with the serving certificate, tls.crt and tls.key, as cert-manager names them; it is read again"""
-    serve: Annotated[Listen, Flag("HOST:PORT")] = HostPort("0.0.0.0", 8443)  # noqa: S104 - it is the way in
-    """Address under which Envoy serves control planes"""
+    """Directory with tls.crt and tls.key of the serving certificate, as cert-manager names them; reloaded on change"""
+    serve: Annotated[Listen, Flag("HOST:PORT")] = HostPort("0.0.0.0", 8443)  # noqa: S104 - clients connect to it
+    """Address on which Envoy serves the control planes"""
     run_envoy: Annotated[bool, Flag(default="yes")] = True
     """Run Envoy as a process; with --no-run-envoy, another container runs it by envoy/bootstrap.json in --state-dir"""
     workers: Annotated[int | None, Field(ge=1, le=64), Flag("NUMBER", default="half of the CPUs, 4 at most")] = None
-    """Threads of Envoy that serve clients; Envoy has its own flag for that where another container runs it"""
+    """Number of Envoy's worker threads; with --no-run-envoy, set Envoy's own flag --concurrency instead"""
     envoy_memory: Annotated[int, Field(ge=1 << 26), Flag("BYTES")] = MEMORY_BYTES
-    """Memory that Envoy may take; before it is used up, Envoy ends large requests, then answers 503"""
+    """Memory limit of Envoy in bytes; close to the limit, Envoy resets requests with large buffers, then answers 503"""
     kubeconfig: Annotated[Path | None, Flag("FILE", default="the ServiceAccount of the pod")] = None
-    """kubeconfig of the management cluster"""
+    """Path of the kubeconfig of the management cluster"""
     namespace: Annotated[str, Flag("NAMESPACE")] = GATEWAY_NAMESPACE
-    """Namespace with the Secrets by which the gateway reaches control planes"""
+    """Namespace of the Secrets with addresses and certificates of control planes"""
     listen: Listen = HostPort("127.0.0.1", 8082)
-    """Address of /healthz, /readyz and /metrics"""
+    """Address on which the gateway serves /healthz, /readyz and /metrics"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Lowest level that the gateway logs"""
+    """Minimum level of log messages"""
 
     @classmethod
     @override
     def parse(cls, arguments: Sequence[str] | None = None, *, environment: Mapping[str, str] = os.environ) -> Self:
-        """Read the command line and the environment. Ends the process with status 2 if a flag is wrong."""
+        """Parse the command line and the environment.
+
+        Exits with status 2 if a flag or variable is invalid.
+        """
         try:
             return super().parse(sys.argv[1:] if arguments is None else arguments, environment=environment)
         except configuration.ConfigurationError as error:

@@ -1,4 +1,4 @@
-"""Serves /healthz, /readyz and /metrics."""
+"""HTTP server of /healthz, /readyz and /metrics."""
 
 from __future__ import annotations
 
@@ -42,8 +42,10 @@ _GAUGES: Final = {
 
 @contextlib.asynccontextmanager
 async def serve_status(listen: HostPort, *, controller: Controller, plane: DataPlane) -> AsyncIterator[None]:
-    """Serve while within. `/healthz` answers as long as the loop turns, `/readyz` is 200 while Envoy serves what it was
-    last told to. Raises ListenFailed if the address cannot be listened on.
+    """Serve the endpoints while the context is open.
+
+    `/healthz` returns 200 while the event loop runs. `/readyz` returns 200 while Envoy uses the configuration that was
+    published last. Raises ListenFailed if the gateway cannot listen on the address.
     """
 
     async def healthz(_: web.Request) -> web.Response:
@@ -52,9 +54,9 @@ async def serve_status(listen: HostPort, *, controller: Controller, plane: DataP
     async def readyz(_: web.Request) -> web.Response:
         if await plane.ready():
             return web.Response(text=f"ok{f'; {controller.problem}' if controller.problem else ''}\n")
-        why = controller.problem or "Envoy does not serve the present configuration"
+        reason = controller.problem or "Envoy does not serve the present configuration"
         failure = await plane.failure()
-        return web.Response(text=f"{why}{f': {failure}' if failure else ''}\n", status=503)
+        return web.Response(text=f"{reason}{f': {failure}' if failure else ''}\n", status=503)
 
     async def metrics(_: web.Request) -> web.Response:
         registry = CollectorRegistry()
@@ -76,7 +78,10 @@ async def _numbers(plane: DataPlane) -> Mapping[str, int]:
 
 
 class Collected(Collector):
-    """What one scrape shows: a series for each control plane that is served, whatever other paths are asked for."""
+    """Metrics of a scrape.
+
+    Series exist only for control planes with a route, so that requests to other paths create none.
+    """
 
     def __init__(self, controller: Controller, numbers: Mapping[str, int], *, waiting: int, held: int) -> None:
         self._controller = controller
@@ -94,10 +99,10 @@ class Collected(Collector):
         names = {route.key: route.cluster_path for route in self._controller.routes}
         sums: dict[str, dict[str, int]] = {}
         for stat, value in self._numbers.items():
-            found = _CLUSTER.fullmatch(stat)
-            if found is not None and found[1] in names:
-                of = sums.setdefault(found[2], {})
-                of[names[found[1]]] = of.get(names[found[1]], 0) + value
+            match = _CLUSTER.fullmatch(stat)
+            if match is not None and match[1] in names:
+                values = sums.setdefault(match[2], {})
+                values[names[match[1]]] = values.get(names[match[1]], 0) + value
         text = "Control planes whose changes wait"
         yield GaugeMetricFamily("kplane_gateway_held_control_planes", text, value=self._held)
         text = "Requests that were refused because too many came in a second"

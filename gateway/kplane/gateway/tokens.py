@@ -1,4 +1,4 @@
-"""Verifies the bearer tokens of requests to a control plane that sleeps: its API server cannot be asked."""
+"""Verification of bearer tokens for sleeping control planes, whose API servers cannot verify them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 MAX_TOKEN_LENGTH: Final = 32 << 10
-"""Maximum length of a token in characters. A longer one is refused before it is parsed."""
+"""Maximum length of a token in characters. A longer token is refused before it is parsed."""
 
 _PUBLIC_KEY: Final = re.compile(b"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----", re.DOTALL)
 _PARTS: Final = 3
@@ -43,7 +43,7 @@ _ALGORITHM: Final = "ES256"
 _LEGACY_ISSUER: Final = "kubernetes/serviceaccount"
 """Issuer of the tokens in Secrets of type `kubernetes.io/service-account-token`."""
 _LEEWAY: Final = timedelta(minutes=2)
-"""API servers allow a minute for the times of a token, and clocks may differ."""
+"""Tolerance for the times of a token. API servers allow a minute, and clocks may differ."""
 _BOOTSTRAP_TOKEN: Final = re.compile("[a-z0-9]{6}[.][a-z0-9]{16}")
 _IN_PROTOCOL: Final = "base64url.bearer.authorization.k8s.io."
 
@@ -52,20 +52,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issuer:
-    """An OIDC issuer whose tokens an API server accepts."""
+    """OIDC issuer whose tokens an API server accepts."""
 
     url: str
     """Value of the claim `iss`."""
     audiences: frozenset[str]
-    """A token names at least one of them."""
+    """Accepted audiences, of which a token must name at least one."""
     certificate_authority: str | None = None
-    """CA of the issuer's own certificate, PEM; None: the CAs of this machine."""
+    """CA of the issuer's serving certificate (PEM); None for the CAs of this machine."""
     required_claims: tuple[tuple[str, str], ...] = ()
-    """Claims that a token has to have, with their values."""
+    """Names and values of claims that a token must have."""
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """Read an issuer. Raises KeyError, TypeError or ValueError if a part is missing or of another type."""
+        """Parse an issuer. Raises KeyError, TypeError or ValueError if a field is missing or has another type."""
         authority, required = found.get("certificateAuthority"), found.get("requiredClaims") or {}
         texts = [found["issuerURL"], *found["audiences"], *required, *required.values(), authority or ""]
         if not all(isinstance(text, str) for text in texts):
@@ -80,52 +80,57 @@ class Issuer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootstrapTokens:
-    """Bootstrap tokens of a control plane that sleeps, as its API server knew them last."""
+    """Bootstrap tokens of a sleeping control plane, as its API server knew them last."""
 
     salt: bytes
     expirations: Mapping[bytes, datetime | None]
-    """By HMAC-SHA256 of the token by the salt; None: the token never expires."""
+    """Expiry of each token, by its HMAC-SHA256 with `salt` as key; None for a token that never expires."""
 
     @classmethod
     def from_json(cls, text: bytes) -> Self:
-        """Read the entry `bootstrap-tokens.json` of a gateway Secret. Raises RouteInvalid if it is damaged."""
+        """Parse the entry `bootstrap-tokens.json` of a gateway Secret. Raises RouteInvalid if the entry is damaged."""
         try:
-            found = orjson.loads(text)
-            expirations = {bytes.fromhex(each["hmac"]): _read_time(each.get("expiration")) for each in found["tokens"]}
-            return cls(salt=bytes.fromhex(found["salt"]), expirations=expirations)
+            entry = orjson.loads(text)
+            expirations = {
+                bytes.fromhex(token["hmac"]): _read_time(token.get("expiration")) for token in entry["tokens"]
+            }
+            return cls(salt=bytes.fromhex(entry["salt"]), expirations=expirations)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RouteInvalid(f"the bootstrap tokens of the control plane cannot be read: {error}") from error
 
     def have(self, token: str, *, now: datetime) -> bool:
-        """Tell whether a token is one of these, and has not expired. The time that it takes tells nothing of them."""
+        """Return whether `token` is among these tokens and has not expired.
+
+        The duration of the comparison reveals no digest.
+        """
         digest = hmac.digest(self.salt, token.encode(), hashlib.sha256)
-        equal = [ends for known, ends in self.expirations.items() if hmac.compare_digest(known, digest)]
-        return any(ends is None or now < ends for ends in equal)
+        expiries = [expiry for expected, expiry in self.expirations.items() if hmac.compare_digest(expected, digest)]
+        return any(expiry is None or now < expiry for expiry in expiries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTrust:
-    """The tokens that the API server of one control plane accepts, and its answer to requests without a token."""
+    """Tokens that the API server of a control plane accepts, and its policy for requests without a token."""
 
     keys: tuple[bytes, ...] = ()
-    """Public keys of its ServiceAccount tokens, PEM, of the kind that the operator makes (ECDSA P-256)."""
+    """Public keys of ServiceAccount tokens (PEM), of type ECDSA P-256 as the operator creates them."""
     audiences: frozenset[str] = frozenset({SERVICE_ACCOUNT_ISSUER})
-    """Audiences of the API server. A token names at least one of them."""
+    """Audiences of the API server, of which a token must name at least one."""
     issuers: tuple[Issuer, ...] = ()
-    """OIDC issuers of its users."""
+    """OIDC issuers of the users."""
     bootstrap_tokens: BootstrapTokens | None = None
-    """None while the control plane is awake: its API server knows them."""
+    """Bootstrap tokens; None while the control plane is awake, since its API server verifies them."""
     cluster_info: bool = False
-    """Whether everybody may read ConfigMap `kube-public/cluster-info`, by which nodes join."""
+    """Whether anonymous users may read ConfigMap `kube-public/cluster-info`, which joining nodes need."""
 
     @classmethod
     def from_json(cls, text: bytes, *, keys: tuple[bytes, ...]) -> Self:
-        """Read the entry `authentication.json` of a gateway Secret. Raises RouteInvalid if it is damaged."""
+        """Parse the entry `authentication.json` of a gateway Secret. Raises RouteInvalid if the entry is damaged."""
         try:
-            found = orjson.loads(text)
-            audiences = found.get("audiences", [SERVICE_ACCOUNT_ISSUER])
-            issuers = tuple(Issuer.from_json(issuer) for issuer in found.get("issuers", ()))
-            cluster_info = found.get("clusterInfo") is True
+            entry = orjson.loads(text)
+            audiences = entry.get("audiences", [SERVICE_ACCOUNT_ISSUER])
+            issuers = tuple(Issuer.from_json(issuer) for issuer in entry.get("issuers", ()))
+            cluster_info = entry.get("clusterInfo") is True
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RouteInvalid(f"the authentication of the control plane cannot be read: {error}") from error
         if not isinstance(audiences, list) or not all(isinstance(audience, str) for audience in audiences):
@@ -134,9 +139,10 @@ class TokenTrust:
 
 
 def bearer_token(authorization: str, *, protocols: str = "") -> str | None:
-    """Return the token of a request, as an API server finds it; None if there is none.
+    """Return the token of a request by the rules of API servers; None without a token.
 
-    `protocols` is the header Sec-WebSocket-Protocol, by which browsers send tokens.
+    `authorization` is the header Authorization. `protocols` is the header Sec-WebSocket-Protocol, in which browsers
+    send tokens.
     """
     scheme, _, rest = authorization.strip().partition(" ")
     if scheme.lower() == "bearer":
@@ -149,10 +155,11 @@ def bearer_token(authorization: str, *, protocols: str = "") -> str | None:
 
 
 def accepts(trust: TokenTrust, token: str, *, now: datetime) -> bool:
-    """Tell whether an API server accepts a token that no OIDC issuer signed, as far as the gateway can know.
+    """Return whether an API server accepts a token that no OIDC issuer signed, as far as the gateway can verify it.
 
-    A ServiceAccount token is verified whole: algorithm, signature, issuer, audience, times and subject. The gateway
-    cannot know whether the ServiceAccount still exists. Bootstrap tokens are known while the control plane sleeps.
+    The gateway verifies algorithm, signature, issuer, audience, times and subject of a ServiceAccount token. The
+    gateway cannot verify that the ServiceAccount still exists. It knows bootstrap tokens only while the control plane
+    sleeps.
     """
     if len(token) > MAX_TOKEN_LENGTH:
         return False
@@ -162,14 +169,14 @@ def accepts(trust: TokenTrust, token: str, *, now: datetime) -> bool:
 
 
 def is_bootstrap_token(token: str) -> bool:
-    """Tell whether a token has the form of a bootstrap token. Strangers can make up such a text."""
+    """Return whether a token has the form of a bootstrap token. The form does not prove that the token is valid."""
     return _BOOTSTRAP_TOKEN.fullmatch(token) is not None
 
 
 def issuer_of(trust: TokenTrust, token: str, *, now: datetime) -> Issuer | None:
-    """Return the OIDC issuer that a token names, if all claims are as the API server demands; else None.
+    """Return the OIDC issuer that a token names; None if a claim does not meet the rules of the API server.
 
-    The signature remains to be verified by the keys of the issuer.
+    The caller must verify the signature by the keys of the issuer.
     """
     parts = token.split(".") if trust.issuers and len(token) <= MAX_TOKEN_LENGTH else []
     if len(parts) != _PARTS:
@@ -184,15 +191,15 @@ def issuer_of(trust: TokenTrust, token: str, *, now: datetime) -> Issuer | None:
 
 
 def header_of(token: str) -> Mapping[str, Any]:
-    """Return the header of a JSON Web Token; an empty one if it has none."""
+    """Return the header of a JSON Web Token; an empty mapping if the token has none."""
     return _object(token.partition(".")[0])
 
 
 def read_token_keys(bundle: bytes) -> tuple[bytes, ...]:
     """Return the public keys (PEM) of ServiceAccount tokens in a bundle.
 
-    Keys of another kind than the operator makes are left out with a warning: their tokens wake no control plane.
-    Raises RouteInvalid if a key is damaged.
+    Skips keys of other types than ECDSA P-256 with a warning: their tokens wake no control plane. Raises RouteInvalid
+    if a key is damaged.
     """
     keys = _PUBLIC_KEY.findall(bundle)
     try:
@@ -213,12 +220,15 @@ def _is_service_account_token(trust: TokenTrust, token: str, *, now: datetime) -
     claims = _object(parts[1])
     if not (_is_current(claims, now=now) and _is_for(claims, trust.audiences) and _names_account(claims)):
         return False
-    # The signature comes last: verifying costs more than reading.
+    # Verify the signature last, since it costs more than all other checks.
     return any(is_signed_by(token, key=key) for key in map(_verifier, trust.keys) if key is not None)
 
 
 def _is_current(claims: Mapping[str, Any], *, now: datetime) -> bool:
-    """Tell whether all times of a token are numbers, and hold now. An API server also takes a token without an end."""
+    """Return whether all times of a token are numbers, and the token is valid now.
+
+    A token without expiry is valid, as for API servers.
+    """
     latest, earliest = (now + _LEEWAY).timestamp(), (now - _LEEWAY).timestamp()
     begins, ends = [claims.get("nbf"), claims.get("iat")], claims.get("exp")
     if not all(time is None or type(time) in {int, float} for time in (*begins, ends)):
@@ -227,57 +237,60 @@ def _is_current(claims: Mapping[str, Any], *, now: datetime) -> bool:
 
 
 def _is_for(claims: Mapping[str, Any], audiences: frozenset[str]) -> bool:
-    """Tell whether issuer and audience are right. A token without audiences, as in Secrets, is for API servers."""
+    """Return whether issuer and audience are valid.
+
+    A token without audiences, as in Secrets, is valid for each API server.
+    """
     if claims.get("iss") not in (SERVICE_ACCOUNT_ISSUER, _LEGACY_ISSUER):
         return False
     return claims.get("aud") in (None, []) or _has_audience(claims, audiences)
 
 
 def _has_audience(claims: Mapping[str, Any], audiences: frozenset[str]) -> bool:
-    named = claims.get("aud")
-    named = [named] if isinstance(named, str) else named
-    return isinstance(named, list) and any(isinstance(each, str) and each in audiences for each in named)
+    values = claims.get("aud")
+    values = [values] if isinstance(values, str) else values
+    return isinstance(values, list) and any(isinstance(audience, str) and audience in audiences for audience in values)
 
 
 def _names_account(claims: Mapping[str, Any]) -> bool:
-    """Tell whether the claims name one ServiceAccount with its uid, and the subject is this ServiceAccount."""
+    """Return whether the claims name a ServiceAccount with its uid, and `sub` names the same ServiceAccount."""
     if claims.get("iss") == _LEGACY_ISSUER:
         prefix = "kubernetes.io/serviceaccount/"
-        found = [claims.get(f"{prefix}{name}") for name in ("namespace", "service-account.name", "service-account.uid")]
+        names = [claims.get(f"{prefix}{name}") for name in ("namespace", "service-account.name", "service-account.uid")]
     else:
         own = claims.get("kubernetes.io")
         account = own.get("serviceaccount") if isinstance(own, dict) else None
         if not isinstance(own, dict) or not isinstance(account, dict):
             return False
-        found = [own.get("namespace"), account.get("name"), account.get("uid")]
-    if not all(isinstance(value, str) and value for value in found):
+        names = [own.get("namespace"), account.get("name"), account.get("uid")]
+    if not all(isinstance(value, str) and value for value in names):
         return False
-    return bool(claims.get("sub") == f"system:serviceaccount:{found[0]}:{found[1]}")
+    return bool(claims.get("sub") == f"system:serviceaccount:{names[0]}:{names[1]}")
 
 
 def _read_time(text: str | None) -> datetime | None:
-    """Read a time with its zone. Raises ValueError or TypeError for another one."""
+    """Parse a time with its time zone; return None for None. Raises ValueError or TypeError if the time is invalid."""
     if text is None:
         return None
-    found = datetime.fromisoformat(text)
-    if found.tzinfo is None:
+    time = datetime.fromisoformat(text)
+    if time.tzinfo is None:
         raise ValueError(f"{text} has no zone")
-    return found
+    return time
 
 
 def _object(part: str) -> Mapping[str, Any]:
-    """Return the JSON object in a part of a token; an empty one if there is none."""
+    """Return the JSON object in a part of a token; an empty mapping if the part contains no object."""
     try:
-        found = orjson.loads(decoded(part) or b"")
+        value = orjson.loads(decoded(part) or b"")
     except orjson.JSONDecodeError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 @lru_cache(maxsize=1024)
 def _verifier(key: bytes) -> ec.EllipticCurvePublicKey | None:
-    """Return a key of the kind that the operator makes; None for another kind."""
-    found = load_pem_public_key(key)
-    if isinstance(found, ec.EllipticCurvePublicKey) and isinstance(found.curve, ec.SECP256R1):
-        return found
+    """Return a public key of type ECDSA P-256; None for another type. Raises ValueError if the key is damaged."""
+    public_key = load_pem_public_key(key)
+    if isinstance(public_key, ec.EllipticCurvePublicKey) and isinstance(public_key.curve, ec.SECP256R1):
+        return public_key
     return None

@@ -1,4 +1,4 @@
-"""Says in the management cluster which control planes are in use, by what Envoy counts."""
+"""Usage reports: writes to the management cluster which control planes are in use, by Envoy's statistics."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ logger = logging.getLogger(__name__)
 
 _STAT: Final = re.compile(r"cluster\.([^./]+)(?:/([^.]+))?\.upstream_rq_(completed|401|active)")
 _COUNTED: Final = {"completed": 1, "401": -1}
-"""Counters of answers that show use. An answer 401 shows none: anybody gets it."""
+"""Weights of the statistics that show use. A response with 401 shows no use, since any client can cause it."""
 _UNCOUNTED: Final = frozenset({ANONYMOUS, CONNECTIONS})
-"""Parts of a control plane's upstream where users are not known."""
+"""Parts of cluster names whose requests show no use, since their users are unknown."""
 _LOOKS: Final = 6
-"""In the time between two reports of one control plane."""
+"""Number of looks at the statistics in the interval between two reports of a control plane."""
 _FEW: Final = 10
-"""So many reports a look are not spread over several."""
+"""Maximum number of due reports that a look sends without spreading them over several looks."""
 _AT_ONCE: Final = 4
 _REPORT_SECONDS: Final = 10.0
 
 
 class Usage:
-    """Compares what Envoy counted with what it had counted at the last look."""
+    """Compares statistics of Envoy with the statistics of the last look."""
 
     def __init__(self) -> None:
         self._answered: dict[str, int] = {}
 
     def look(self, numbers: Mapping[str, int]) -> set[str]:
-        """Return the keys of control planes that answered a known user since the last look, or have open requests.
+        """Return the keys of control planes with open requests, or with responses to known users since the last look.
 
-        Open requests, such as watches, are of known users: an API server refuses others at once (`bodies.py`). A
-        connection to a host name shows no use: anybody can make one. The operator counts the requests there. After a
-        start of Envoy or of the controller, a control plane counts as used once more than it was.
+        Open requests, such as watches, belong to known users: an API server refuses other users at once (`bodies.py`).
+        A connection to a host name shows no use, since any client can open it; the operator counts requests to host
+        names. After a restart of Envoy or the controller, a control plane may count as used once too often.
         """
         answered: dict[str, int] = {}
         used = set()
         for name, value in numbers.items():
-            found = _STAT.fullmatch(name)
-            if found is None or found[1] == AUTHORIZER or found[2] in _UNCOUNTED:
+            match = _STAT.fullmatch(name)
+            if match is None or match[1] == AUTHORIZER or match[2] in _UNCOUNTED:
                 continue
-            key, _, stat = found.groups()
+            key, _, stat = match.groups()
             if stat == "active":
                 used |= {key} if value else set()
             else:
@@ -63,9 +63,10 @@ class Usage:
 
 
 class UsageReporter:
-    """Reports the last use of control planes that may sleep, of each once in an interval at most.
+    """Reports the last use of each control plane that may sleep, at most once in an interval.
 
-    Several gateways may report of one control plane: each leaves it alone for the interval after a report of another.
+    Several gateways may report the use of a control plane. After a report of another gateway, a gateway waits for the
+    interval.
     """
 
     def __init__(
@@ -77,7 +78,11 @@ class UsageReporter:
         interval_seconds: float,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`numbers` returns what Envoy counts."""
+        """Create a reporter.
+
+        `numbers` returns Envoy's statistics. `interval_seconds` is the minimum time between two reports of a control
+        plane.
+        """
         self._client = client
         self._control_planes = control_planes
         self._numbers = numbers
@@ -85,10 +90,10 @@ class UsageReporter:
         self._clock = clock
         self._usage = Usage()
         self._unreported: dict[str, datetime] = {}
-        """By key, the last use that no report has said."""
+        """Last use without a report, by key of the control plane."""
 
     async def run(self) -> NoReturn:
-        """Look and report until cancelled. A report that fails is repeated after the next look."""
+        """Look at the statistics and send reports until cancelled. The next look repeats a failed report."""
         while True:
             await asyncio.sleep(self._interval.total_seconds() / _LOOKS)
             try:
@@ -99,36 +104,40 @@ class UsageReporter:
             await self.look(numbers)
 
     async def look(self, numbers: Mapping[str, int]) -> None:
-        """Take up what Envoy counts now, and report what is due: the stalest first, spread over the interval."""
+        """Compare the statistics with the last look, and send reports that are due.
+
+        Control planes with the oldest report come first. Reports are spread over the interval.
+        """
         now = self._clock()
         self._unreported |= dict.fromkeys(self._usage.look(numbers), now)
         due = self._due(now)
         share = max(_FEW, math.ceil(len(self._unreported) / _LOOKS))
         slots = asyncio.Semaphore(_AT_ONCE)
         failures = await asyncio.gather(*(self._report(name, key, slots=slots) for _, name, key in sorted(due)[:share]))
-        if failed := [why for why in failures if why]:
+        if failed := [reason for reason in failures if reason]:
             logger.warning("failed to report the use of %d control planes: %s; retrying", len(failed), failed[0])
 
     def _due(self, now: datetime) -> list[tuple[datetime, str, str]]:
-        """Return the last report, name and key of each control plane whose use is to be said now."""
-        due, present = [], {}
+        """Return last report, name and key of each control plane whose use is due for a report."""
+        due, unreported = [], {}
         for entry in self._control_planes.entries():
-            used = self._unreported.get(entry.uid)
-            control_plane = self._control_planes.get(entry.name) if used is not None else None
-            if used is None or control_plane is None or not may_sleep(control_plane):
+            use = self._unreported.get(entry.uid)
+            control_plane = self._control_planes.get(entry.name) if use is not None else None
+            if use is None or control_plane is None or not may_sleep(control_plane):
                 continue
             reported = last_use(control_plane, now=now)
-            if reported is not None and reported >= used:
+            if reported is not None and reported >= use:
                 continue
-            # The operator ignores a report of a use in the future: a clock that was ahead was set back.
-            used = present[entry.uid] = min(used, now)
+            # The operator ignores a use in the future. Such a time results from a clock that was ahead and has been set
+            # back.
+            use = unreported[entry.uid] = min(use, now)
             if reported is None or now - reported >= self._interval:
                 due.append((reported or datetime.min.replace(tzinfo=UTC), entry.name, entry.uid))
-        self._unreported = present
+        self._unreported = unreported
         return due
 
     async def _report(self, name: str, key: str, *, slots: asyncio.Semaphore) -> str:
-        """Report one use; returns why that failed, or nothing."""
+        """Report the use of a control plane. Returns the reason of a failure; empty after a success."""
         async with slots:
             try:
                 async with asyncio.timeout(_REPORT_SECONDS):

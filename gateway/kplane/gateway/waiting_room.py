@@ -1,7 +1,7 @@
-"""Takes the connections of requests whose API server is not ready, and closes each after a moment.
+"""Waiting room: accepts connections for API servers that are not ready, and closes each after half a second.
 
-Envoy then tries the request again (`envoy/readiness.py`). It connects by TLS, which the waiting room never answers. So
-no part of a request comes here.
+Envoy then retries the request (`envoy/readiness.py`). Envoy connects with TLS, and the waiting room never answers the
+handshake. So no part of a request arrives here.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _SECONDS: Final = 0.5
 
 @contextlib.asynccontextmanager
 async def waiting_room(path: Path) -> AsyncIterator[None]:
-    """Listen on a Unix socket, which only this user may connect to."""
-    # The socket of a killed controller is in the way.
+    """Listen on the Unix socket `path` while the context is open. Only this user may connect to it."""
+    # A killed controller leaves its socket behind.
     path.unlink(missing_ok=True)
     loop, guests = asyncio.get_running_loop(), set[asyncio.BaseTransport]()
     server = await loop.create_unix_server(lambda: _Guest(guests), str(path), backlog=BACKLOG)
@@ -38,7 +38,7 @@ async def waiting_room(path: Path) -> AsyncIterator[None]:
 
 
 class _Guest(asyncio.Protocol):
-    """One connection of Envoy."""
+    """Connection of Envoy."""
 
     def __init__(self, guests: set[asyncio.BaseTransport]) -> None:
         self._guests = guests

@@ -1,4 +1,4 @@
-"""Has requests wait for control planes that sleep or are held, and asks those that sleep to wake."""
+"""Waker: holds requests to sleeping control planes and during write holds, and requests wake-ups."""
 
 from __future__ import annotations
 
@@ -24,32 +24,34 @@ __all__ = ["PATIENCE_SECONDS", "Request", "Waker"]
 logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS: Final = 60.0
-"""So long a request waits for its control plane."""
+"""Maximum seconds that a request waits for its control plane."""
 _FAILED_PATIENCE: Final = timedelta(seconds=3)
-"""So long after a wake was asked for, a control plane that failed before may still begin to wake."""
+"""Maximum wait for a control plane in phase Failed, counted from the wake-up request: a wake-up may still succeed."""
 _EACH: Final = 100
 _ALL: Final = 1000
-"""Requests that wait, of one control plane and of all. Envoy takes up to 0.6 MiB of memory for the body of each."""
+"""Maximum numbers of waiting requests: `_EACH` of a control plane, and `_ALL` of all control planes together. Envoy
+takes up to 0.6 MiB of memory for the body of each request.
+"""
 _SHARE: Final = 8
-"""Of the places that are left, a control plane that sleeps gets the eighth part."""
+"""A sleeping control plane may take the eighth part of the places that are left of `_ALL`."""
 _EACH_HELD: Final = 500
-"""Of one that is held: it is in use."""
+"""Maximum number of waiting requests of a control plane with a write hold, which is in use."""
 _EACH_CLIENT: Final = 500
-"""Of one client address: half of all. Behind one address may be many clients."""
+"""Maximum number of waiting requests of a client address: half of `_ALL`. Many clients may share an address."""
 _ASKING_SECONDS: Final = 10.0
 _BETWEEN_CLOCKS: Final = timedelta(microseconds=1)
 
 Request = Callable[[Route, datetime], Awaitable[None]]
-"""Asks in the management cluster that a control plane wakes, with the time of the request."""
+"""Asynchronous function that requests a wake-up in the management cluster, with the time of the request."""
 
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """Requests that wait for one control plane."""
+    """Waiting requests of a control plane."""
 
     waiting: int = 0
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when more is known of the control plane; another one takes its place then."""
+    """Event that is set after a change of the control plane's state, and then replaced by a new event."""
     asking: asyncio.Task[None] | None = None
 
     def tell(self) -> None:
@@ -58,7 +60,10 @@ class _Held:
 
 
 class Waker:
-    """Knows which control planes sleep, and which of them Envoy can reach. However many requests wait, it asks once."""
+    """Tracks which control planes sleep, and which of them Envoy can reach.
+
+    However many requests wait for a control plane, a single task requests the wake-up.
+    """
 
     def __init__(
         self,
@@ -73,7 +78,11 @@ class Waker:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         backoff: Callable[[], Backoff] = lambda: Backoff(initial_seconds=2.0, maximum_seconds=15.0),
     ) -> None:
-        """`each`, `each_held`, `all_together` and `clients` bound the requests that wait."""
+        """Create a waker without routes.
+
+        `patience_seconds` is the maximum wait of a request, and `failed_patience` the maximum wait for a failed control
+        plane. `each`, `each_held`, `all_together` and `clients` limit the number of waiting requests.
+        """
         self._request = request
         self._patience_seconds = patience_seconds
         self._failed_patience = failed_patience
@@ -88,30 +97,30 @@ class Waker:
         self._held: dict[str, _Held] = {}
         self._closed = False
         self.changed: Callable[[], None] = lambda: None
-        """Called when another control plane is to be reached than before."""
+        """Callback after a change of `wants`, which runs when a wake-up begins or ends."""
 
     @property
     def waiting(self) -> int:
-        """Number of requests that wait."""
+        """Number of waiting requests."""
         return sum(held.waiting for held in self._held.values())
 
     def wants(self, route: Route) -> bool:
-        """Tell whether Envoy is to reach a control plane: one that is awake, or that wakes."""
+        """Return whether Envoy needs a route to a control plane, because it is awake or wakes up."""
         return route.upstream is not None and (route.asleep is None or self._is_woken(route.key))
 
     def is_in_force(self, hold: Hold) -> bool:
-        """Tell whether a hold has not ended by itself."""
+        """Return whether a hold has not expired."""
         return hold.until > self._clock()
 
     def know(self, routes: Iterable[Route]) -> None:
-        """Take up what is known of all control planes now."""
+        """Replace all routes, and notify waiting requests of changed routes."""
         before, self._routes = self._routes, {route.key: route for route in routes}
         for key, held in self._held.items():
             if before.get(key) != self._routes.get(key):
                 held.tell()
 
     def learn(self, changed: Mapping[str, Route | None]) -> None:
-        """Take up what has changed, by key; None: it is gone."""
+        """Update changed routes, by key, and notify their waiting requests. None removes a route."""
         for key, route in changed.items():
             if route is None:
                 self._routes.pop(key, None)
@@ -121,16 +130,17 @@ class Waker:
                 held.tell()
 
     def reach(self, keys: Iterable[str]) -> None:
-        """Take up which control planes Envoy reaches now."""
+        """Set the keys of control planes that Envoy can reach, and notify all waiting requests."""
         self._reached = frozenset(keys)
         for held in self._held.values():
             held.tell()
 
     async def passage(self, key: str, *, change: bool = False, client: Client = NOBODY) -> Route:
-        """Return the route when a request can be passed on to its control plane; has it wake if it sleeps.
+        """Wait until a request can be passed on to its control plane, and return the route.
 
-        One that changes something waits also while those are held. Raises Declined if there are too many that wait,
-        requests or control planes, or it takes too long.
+        Wakes the control plane if it sleeps. `change` is True for a mutating request, which also waits for the end of a
+        write hold. Raises Declined if too many requests wait, or if the control plane is not available in time. Also
+        raises Declined if the control plane does not exist, or if the waker is closed.
         """
         if not self._is_settled(key, change=change):
             await self._wait(key, change=change, client=client)
@@ -144,7 +154,7 @@ class Waker:
         return route
 
     async def aclose(self) -> None:
-        """Have all that wait go, and ask no more."""
+        """End all waits and all wake-up requests."""
         self._closed = True
         asking = [held.asking for held in self._held.values() if held.asking is not None]
         for held in self._held.values():
@@ -167,29 +177,30 @@ class Waker:
             except TimeoutError:
                 sleep = self._sleep_of(key)
                 if sleep is not None and sleep.failed:
-                    said = f"this control plane cannot wake: {sleep.problem or 'its phase is Failed'}"
-                    raise Declined(503, said, is_retried=False) from None
+                    message = f"this control plane cannot wake: {sleep.problem or 'its phase is Failed'}"
+                    raise Declined(503, message, is_retried=False) from None
                 if sleep is not None and sleep.crowded:
                     raise Declined(429, "as many control planes are awake as may be; retry") from None
-                why = "did not start" if sleep is not None else "was not to be used"
-                said = f"the API server of this control plane {why} within {self._patience_seconds:.0f} s"
+                reason = "did not start" if sleep is not None else "was not to be used"
+                message = f"the API server of this control plane {reason} within {self._patience_seconds:.0f} s"
                 problem = f": {sleep.problem}" if sleep is not None and sleep.problem else ""
-                raise Declined(503, said + problem) from None
+                raise Declined(503, message + problem) from None
 
     async def _news(self, key: str, held: _Held) -> None:
-        """Return when more is known of a control plane, or a hold of it has ended by itself."""
-        left = self._held_for(key)
+        """Wait for a change of the control plane's state, or for the expiry of its write hold."""
+        remaining = self._held_for(key)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(left or None):
+            async with asyncio.timeout(remaining or None):
                 await held.news.wait()
 
     @contextlib.contextmanager
     def _place(self, key: str) -> Iterator[_Held]:
         held = self._held.get(key, _Held())
-        each = self._each_held if self._held_for(key) else self._each
-        # The fewer places are left, the fewer are for one that has some already. So floods leave room for others.
-        left = self._all - self.waiting
-        if held.waiting >= min(each, left if self._held_for(key) else left / _SHARE):
+        limit = self._each_held if self._held_for(key) else self._each
+        # The fewer places are left, the fewer a single control plane may take. So a flood of requests leaves room for
+        # other control planes.
+        places = self._all - self.waiting
+        if held.waiting >= min(limit, places if self._held_for(key) else places / _SHARE):
             raise Declined(429, "too many requests wait for this control plane")
         self._held[key] = held
         held.waiting += 1
@@ -200,18 +211,18 @@ class Waker:
             self._forget(key, held)
 
     async def _wake(self, key: str, held: _Held) -> None:
-        """Ask until the control plane is awake or no request waits any more."""
+        """Request wake-ups until the control plane is awake or no request waits for it."""
         loop, backoff = asyncio.get_running_loop(), self._backoff()
-        since, again = None, 0.0
+        since, next_request = None, 0.0
         try:
             while held.waiting and (sleep := self._sleep_of(key)) is not None:
                 news = held.news
-                if since != sleep.since or loop.time() >= again:
+                if since != sleep.since or loop.time() >= next_request:
                     since = sleep.since
                     await self._ask(self._routes[key], sleep)
-                    again = loop.time() + backoff.next_delay()
+                    next_request = loop.time() + backoff.next_delay()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(again):
+                    async with asyncio.timeout_at(next_request):
                         await news.wait()
         finally:
             held.asking = None
@@ -219,7 +230,7 @@ class Waker:
             self.changed()
 
     async def _ask(self, route: Route, sleep: Sleep) -> None:
-        """Ask for the end of this sleep, unless that was done. A failure is logged, and a later call retries."""
+        """Request the end of this sleep, unless that was done already. Logs a failure; a later call retries."""
         now = self._clock()
         if sleep.is_asked(now):
             return
@@ -227,8 +238,8 @@ class Waker:
             async with asyncio.timeout(_ASKING_SECONDS):
                 await self._request(route, max(now, sleep.since + _BETWEEN_CLOCKS))
         except (ProviderError, TimeoutError) as error:
-            why = str(error) or "no answer in time"
-            logger.warning("failed to ask control plane %s to wake: %s; asking again", sleep.name, why)
+            reason = str(error) or "no answer in time"
+            logger.warning("failed to ask control plane %s to wake: %s; asking again", sleep.name, reason)
         else:
             logger.info("asked control plane %s to wake", sleep.name)
 
@@ -241,9 +252,10 @@ class Waker:
         return held is not None and held.asking is not None
 
     def _left_for_failed(self, key: str, *, began: datetime) -> float:
-        """Return for how many seconds more a request waits whose control plane has failed.
+        """Return the remaining seconds that a request waits for a failed control plane; infinity if it has not failed.
 
-        The operator retries by itself once a wake was asked for. So a request that began later does not wait for it.
+        `began` is the start of the request. The operator retries after a wake-up request, so an earlier wake-up request
+        shortens the wait.
         """
         sleep = self._sleep_of(key)
         if sleep is None or not sleep.failed:
@@ -252,14 +264,14 @@ class Waker:
         return max(0.0, (min(asked, began) + self._failed_patience - self._clock()).total_seconds())
 
     def _held_for(self, key: str) -> float:
-        """Return for how many seconds more a control plane is held; 0 if it is not."""
+        """Return the remaining seconds of the write hold of a control plane; 0 without a hold."""
         route = self._routes.get(key)
         if route is None or route.held is None:
             return 0.0
         return max(0.0, (route.held.until - self._clock()).total_seconds())
 
     def _is_settled(self, key: str, *, change: bool) -> bool:
-        """Tell whether there is nothing to wait for: the control plane can be reached, or it never will be."""
+        """Return whether a request need not wait: the control plane is reachable, or never will be."""
         route = self._routes.get(key)
         if self._closed or route is None or route.upstream is None:
             return True

@@ -1,1 +1,1 @@
-"""Envoy's configuration, as pure functions of routes: no file is read or written here."""
+"""Envoy's configuration as pure functions of routes. They read and write no files."""

@@ -1,4 +1,4 @@
-"""What Envoy writes of requests: a line at the end of each, and lines of changes in flight when asked to."""
+"""Access logs of Envoy: a line at the end of each request, and lines about mutating requests in flight on demand."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kplane.gateway.envoy.requests import READS
 __all__ = ["RECORDING", "access_logs"]
 
 RECORDING: Final = "kplane.changes_in_flight"
-"""The value of Envoy's runtime by which it writes lines of changes in flight: 100, or 0."""
+"""Key of Envoy's runtime that switches the log of mutating requests in flight: 100 for on, 0 for off."""
 
 _LOGGERS: Final = "envoy.extensions.access_loggers"
 _EVERY: Final = "2s"
-"""Between two lines of a request that is open."""
+"""Interval between two lines of an open request."""
 _PERIODIC: Final = "DownstreamPeriodic"
 _READS: Final = {"safe_regex": {"regex": READS}}
 
@@ -24,7 +24,7 @@ _ENDED: Final = {
     "controlPlane": "%ROUTE_NAME%",
     "upstream": "%UPSTREAM_CLUSTER%",
     "method": "%REQ(:METHOD)%",
-    # The rest of the path without the query: that of an exec has a command in it.
+    # Omit the query: the query of an exec contains its command.
     "path": "%PATH(NQ:PATH)%",
     "protocol": "%PROTOCOL%",
     "code": "%RESPONSE_CODE%",
@@ -48,7 +48,10 @@ _OPEN: Final = {
 
 
 def access_logs(changes: PurePosixPath) -> Message:
-    """Return the part of the HTTP manager. Envoy appends lines of changes in flight to file `changes`."""
+    """Return the access logs of the HTTP connection manager.
+
+    Envoy appends lines about mutating requests in flight to the file `changes`.
+    """
     ended = {"log_type_filter": {"types": [_PERIODIC], "exclude": True}}
     filters = [
         {"log_type_filter": {"types": [_PERIODIC]}},

@@ -1,4 +1,4 @@
-"""Limits of the body of a request: how long it may be, and how long it may pause."""
+"""Limits of request bodies: maximum length, and maximum pause."""
 
 from __future__ import annotations
 
@@ -27,12 +27,14 @@ _MUTATION: Final = f"{FILTERS}.http.header_mutation.v3"
 _NAME: Final = "body-limit"
 _EXPECTATION: Final = "expectation"
 DELETION_SECONDS: Final = 150
-"""A request that waits for its body is in no count of those in flight. The API server itself gives up after 60 s."""
+"""Maximum seconds of a deletion whose body the filter counts. While the filter waits for the body, no count of requests
+in flight includes the request. The API server itself gives up after 60 s.
+"""
 WAITING_IDLE_SECONDS: Final = 150
-"""Longest time without a byte of a request that waits for the authorizer.
+"""Maximum seconds without a byte of a request that waits for the authorizer.
 
-Envoy starts the time again, by the limit of the control plane, when a byte comes, and not when the authorizer answers.
-So this is longer than a wait with the work that follows.
+The limit of the control plane applies from the next byte after the authorizer's response, and not from the response. So
+this limit is longer than a wait and the processing that follows.
 """
 _SCRIPT: Final = """
 function envoy_on_request(request)
@@ -42,21 +44,23 @@ function envoy_on_request(request)
   end
 end
 """
-"""Envoy's own filter for this (buffer) lets a body pass that comes as one piece with the end of the request."""
+"""Envoy's own filter for this purpose (buffer) accepts any body that arrives in a single piece with the end of the
+request.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class BodyLimit:
-    """Limits of the body of a request that changes something."""
+    """Limits of the body of a mutating request."""
 
     longest: int | None
-    """Length in bytes; None for no limit."""
+    """Maximum length in bytes; None for no limit."""
     idle_seconds: int
-    """Longest time without a byte, from the client or to it."""
+    """Maximum seconds without a byte in either direction."""
 
     @classmethod
     def of(cls, route: Route) -> Self:
-        """Return the limits of a control plane."""
+        """Return the body limits of a control plane."""
         return cls(route.limits.request_bytes, route.limits.request_idle_seconds)
 
     @override
@@ -66,10 +70,11 @@ class BodyLimit:
 
 
 def expectation() -> Message:
-    """Return the filter that has an API server answer before it has the body, if it needs no body for its answer.
+    """Return the filter that adds `Expect: 100-continue`, so that an API server can respond before it has the body.
 
-    Over HTTP/1.1, an API server that refuses a user first reads a body of up to 256 KiB, for as long as that takes
-    (Go's net/http). After `Expect: 100-continue`, it answers 401 at once. So no unknown user keeps a request in flight.
+    Over HTTP/1.1, an API server reads up to 256 KiB of a body before it refuses a user, without a time limit (Go's
+    net/http). After `Expect: 100-continue`, the API server responds with 401 at once. So no unknown user can keep a
+    request in flight.
     """
     expect = {"append": {"header": {"key": "expect", "value": "100-continue"}, "append_action": "ADD_IF_ABSENT"}}
     mutation = typed(f"{_MUTATION}.HeaderMutation", mutations={"request_mutations": [expect]})
@@ -84,20 +89,24 @@ def expectation() -> Message:
 
 
 def idle(seconds: int) -> Message:
-    """Return the part of a route that ends a request after this time without a byte: 408, or 504 if it is complete."""
+    """Return the part of a route that ends a request after this time without a byte.
+
+    The response is 408, or 504 if the request is complete.
+    """
     return {"route": {"idle_timeout": f"{seconds}s"}}
 
 
 def body_limit() -> Message:
-    """Return the filter. It waits for the bodies of those requests whose route says so, and for no others."""
+    """Return the filter that counts bodies. It reads only the bodies of requests whose route enables it."""
     return {"name": _NAME, "typed_config": typed(f"{_LUA}.Lua", source_codes={_NAME: {"inline_string": _SCRIPT}})}
 
 
 def short(longest: int) -> tuple[Message, Message]:
-    """Return the parts of two routes. One of them takes a request whose body may pass.
+    """Return parts of two routes for requests whose body has at most `longest` bytes.
 
-    A deletion needs no body, and then no `Content-Length`. Whether it has one shows when the body comes. Such a body
-    has to fit into the buffer of its connection: Envoy itself answers 413 above that.
+    The first route is for requests with a `Content-Length`. The second route is for deletions without this header: the
+    filter counts the body as it arrives. Such a body must fit into the buffer of its connection, above which Envoy
+    responds with 413.
     """
     length = {"name": "content-length", "range_match": {"start": 0, "end": longest + 1}}
     deletion = {"name": ":method", "string_match": {"exact": "DELETE"}}
@@ -114,5 +123,9 @@ def short(longest: int) -> tuple[Message, Message]:
 
 
 def limits_of_bodies(routes: Iterable[Route]) -> frozenset[BodyLimit]:
-    """Return the limits that there are, for the table of routes: a request that waits keeps the table of its begin."""
+    """Return the distinct body limits of all routes by path.
+
+    A request that waits keeps the route configuration with which it began. So this configuration must contain all
+    limits.
+    """
     return frozenset(BodyLimit.of(route) for route in routes if not route.host)

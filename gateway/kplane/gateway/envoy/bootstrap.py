@@ -1,4 +1,4 @@
-"""What Envoy is started with: where its files are, its authorizer and its administration."""
+"""Bootstrap of Envoy: paths of its files, authorizer, administration interface, and memory limit."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _STATS: Final = (
     {"prefix": "cluster_manager."},
     {"prefix": "http.gateway."},
     {"prefix": "sds."},
-    # For each API server these alone: all that Envoy counts takes more memory than the rest of a cluster.
+    # Keep only these statistics of each API server: all statistics take more memory than the rest of a cluster.
     {"suffix": ".upstream_rq_total"},
     {"suffix": ".upstream_rq_active"},
     {"suffix": ".upstream_cx_active"},
-    # By this, Envoy knows which clusters are in use (`readiness.py`).
+    # Envoy recognizes clusters in use by this statistic (`readiness.py`).
     {"suffix": ".upstream_cx_total"},
     {"suffix": ".upstream_cx_connect_fail"},
     {"suffix": ".upstream_rq_completed"},
@@ -48,18 +48,20 @@ _STATS: Final = (
 
 
 _RUNTIME: Final = {"re2.max_program_size.error_level": 1000}
-"""The patterns are the gateway's own, so that their size needs no limit."""
+"""Limit for the size of compiled patterns. All patterns are the gateway's own, so the limit may be high."""
 
 _CHANGED: Final = {"name": "changed", "admin_layer": {}}
-"""Values that the controller sets while Envoy runs."""
+"""Layer of the runtime for values that the controller sets while Envoy runs."""
 
 MEMORY_BYTES: Final = 1 << 30
-"""Memory that Envoy may take, if nothing else is said."""
+"""Default memory limit of Envoy in bytes."""
 _HEAP_PARTS: Final = 3, 4
-"""The part of the memory that the heap may take. The program itself, and pages that are not returned yet, need some."""
+"""Share of the memory for the heap. The binary, and free pages that Envoy has not returned yet, need the rest."""
 _HEAP: Final = "envoy.resource_monitors.fixed_heap"
 _LARGEST_FIRST: Final = 17
-"""Streams with buffers of 2^17 bytes and more are reset while the heap is nearly full, those with the largest first."""
+"""Exponent of the minimum buffer size, 2^17 bytes, of streams that Envoy resets while the heap is nearly full. The
+streams with the largest buffers are reset first.
+"""
 
 _LIMIT: Final = "envoy.resource_monitors.global_downstream_max_connections"
 _MONITORS: Final = "envoy.extensions.resource_monitors"
@@ -72,63 +74,66 @@ _MOST_CONNECTIONS: Final = typed(
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the files are that Envoy and the controller share; a directory of the gateway alone."""
+    """Paths of the files that Envoy and the controller share, in a directory of the gateway alone."""
 
     directory: PurePosixPath
 
     @property
     def bootstrap(self) -> PurePosixPath:
-        """What Envoy is started with."""
+        """Bootstrap of Envoy."""
         return self.directory / "bootstrap.json"
 
     @property
     def listeners(self) -> PurePosixPath:
-        """Each kind of resource has a directory of its own: a rename there has Envoy read it, and no other."""
+        """Listeners.
+
+        Each kind of resource has its own directory, since Envoy rereads a file after a rename in its directory.
+        """
         return self.directory / "listeners" / "listeners.json"
 
     @property
     def routes(self) -> PurePosixPath:
-        """The table of routes."""
+        """Route configuration."""
         return self.directory / "routes" / "routes.json"
 
     @property
     def clusters(self) -> PurePosixPath:
-        """The API servers."""
+        """Clusters of API servers."""
         return self.directory / "clusters" / "clusters.json"
 
     @property
     def serving(self) -> PurePosixPath:
-        """The directory of the serving certificate."""
+        """Directory of the serving certificate."""
         return self.directory / "serving"
 
     @property
     def authorizer(self) -> PurePosixPath:
-        """Socket of the service that verifies client certificates."""
+        """Socket of the authorizer."""
         return self.directory / "run" / "authorizer.sock"
 
     @property
     def holder(self) -> PurePosixPath:
-        """Socket of the service that holds connections to control planes that sleep."""
+        """Socket of the holder, which holds connections to sleeping control planes."""
         return self.directory / "run" / "holder.sock"
 
     @property
     def waiting_room(self) -> PurePosixPath:
-        """Socket of the service that has requests wait while their API server is not ready."""
+        """Socket of the waiting room, for requests whose API server is not ready."""
         return self.directory / "run" / "waiting-room.sock"
 
     @property
     def changes(self) -> PurePosixPath:
-        """File in which Envoy names changes in flight."""
+        """Log file of Envoy for mutating requests in flight."""
         return self.directory / "run" / "changes.log"
 
     @property
     def administration(self) -> PurePosixPath:
-        """Socket on which Envoy answers the controller alone."""
+        """Socket of Envoy's administration interface, for the controller alone."""
         return self.directory / "run" / "envoy.sock"
 
 
 def bootstrap(layout: Layout, *, memory_bytes: int = MEMORY_BYTES) -> bytes:
-    """Return what Envoy is started with. It names files and never changes with what these say."""
+    """Return the bootstrap of Envoy. It names the other files, and does not depend on their content."""
     return _text(
         {
             **_common(layout, memory_bytes=memory_bytes),
@@ -142,13 +147,13 @@ def bootstrap(layout: Layout, *, memory_bytes: int = MEMORY_BYTES) -> bytes:
 
 
 def candidate(layout: Layout, *, serving: Serving, routes: Iterable[Route]) -> bytes:
-    """Return one file with all that the files would say, by which Envoy can be asked whether it would take them."""
+    """Return a configuration with the content of all files, for the validation by Envoy."""
     listed = list(routes)
     listening = listener(
         serving, routes=routing(listed), secrets=None, changes=layout.changes, domains=domains_of(listed)
     )
-    known = clusters(listed, holder=layout.holder, waiting_room=layout.waiting_room)
-    upstreams = [_authorizer(layout), *known]
+    api_servers = clusters(listed, holder=layout.holder, waiting_room=layout.waiting_room)
+    upstreams = [_authorizer(layout), *api_servers]
     common = _common(layout, memory_bytes=MEMORY_BYTES)
     return _text({**common, "static_resources": {"listeners": [listening], "clusters": upstreams}})
 
@@ -164,7 +169,7 @@ def _common(layout: Layout, *, memory_bytes: int) -> Message:
 
 
 def _overload(memory_bytes: int) -> Message:
-    """Return what Envoy does before it has no memory: it resets large streams, then refuses requests with 503."""
+    """Return Envoy's actions before its memory is exhausted: reset large streams, then refuse requests with 503."""
     part, whole = _HEAP_PARTS
     heap = typed(f"{_MONITORS}.fixed_heap.v3.FixedHeapConfig", max_heap_size_bytes=memory_bytes * part // whole)
     nearly_full = {"name": _HEAP, "scaled": {"scaling_threshold": 0.8, "saturation_threshold": 0.95}}
@@ -189,7 +194,7 @@ def _authorizer(layout: Layout) -> Message:
         "name": AUTHORIZER,
         "type": "STATIC",
         "connect_timeout": "1s",
-        # Each request that waits has a connection of its own; those of control planes that are awake need some too.
+        # Each waiting request has a connection of its own. Requests to awake control planes need further connections.
         "circuit_breakers": {"thresholds": [dict.fromkeys(("max_connections", "max_pending_requests"), BACKLOG)]},
         "load_assignment": {"cluster_name": AUTHORIZER, "endpoints": [{"lb_endpoints": [endpoint]}]},
     }

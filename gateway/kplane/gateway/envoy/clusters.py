@@ -1,4 +1,4 @@
-"""API servers as Envoy's clusters."""
+"""Clusters of Envoy for API servers."""
 
 from __future__ import annotations
 
@@ -16,17 +16,25 @@ from kplane.gateway.routes import Route, Upstream
 __all__ = ["changes_in_flight", "clusters"]
 
 _CONNECT_TIMEOUT: Final = "3s"
-"""With the handshake of TLS. An API server that starts may take connections for seconds before it answers. A request
-that waits there must come to the waiting room before the API server answers it with 403.
+"""Timeout of a connection, including the TLS handshake.
+
+An API server that starts may accept connections for seconds before it responds. A request that waits for such a
+connection must reach the waiting room before the API server responds with 403.
 """
 _IDLE_TIMEOUT: Final = "60s"
-"""kube-apiserver closes after 90 s (net/http's IdleTimeout there); a request must not meet that."""
+"""Timeout of idle connections. kube-apiserver closes them after 90 s (IdleTimeout of its net/http server), so Envoy
+must close them before.
+"""
 _MANY: Final = 16384
-"""Connections, and requests in flight, of one control plane: watches count. Envoy's own limit is 1,024."""
+"""Maximum number of connections, and of requests in flight with watches, of a control plane. Envoy's
+default is 1,024.
+"""
 _MAX_ANONYMOUS: Final = 8
-"""Requests without a credential in flight. They read one ConfigMap, and are no part of the limit of the class."""
+"""Maximum number of requests without a credential in flight. They read a single ConfigMap, and do not count for the
+limit of the class.
+"""
 _MAX_UNKNOWN: Final = 32
-"""Requests in flight whose token may be made up. An API server refuses those that are made up at once."""
+"""Maximum number of requests with an unverified token in flight. An API server refuses invalid tokens at once."""
 _KEEPALIVE: Final = {"keepalive_time": 30, "keepalive_interval": 10, "keepalive_probes": 3}
 _STREAM_WINDOW: Final = 256 << 10
 _CONNECTION_BUFFER: Final = 256 << 10
@@ -34,22 +42,24 @@ _CONNECTION_WINDOW: Final = 4 << 20
 
 
 def clusters(routes: Iterable[Route], *, holder: PurePosixPath, waiting_room: PurePosixPath) -> list[Message]:
-    """Return the clusters of all routes. `holder` is the socket for connections to control planes that sleep, and
-    `waiting_room` that for requests to API servers that are not ready.
+    """Return the clusters of all routes.
 
-    Address, CA and certificate are in the cluster itself. In files of their own, Envoy would watch each by an inotify
-    instance, of which a user has 128, and it aborts if there are no more. A cluster that changes is replaced: streams
-    that are open continue on the connections that they have.
+    `holder` is the socket for connections to sleeping control planes. `waiting_room` is the socket for requests to API
+    servers that are not ready.
+
+    Each cluster contains address, CA and certificate. With separate files, Envoy would need an inotify instance for
+    each file, and would abort without them: a user has 128 by default. Envoy replaces a cluster that changes, and open
+    streams continue on their connections.
     """
-    found = []
+    messages = []
     for route in routes:
         if route.upstream is None:
             continue
         if route.host:
-            found.append(host_cluster(route, route.upstream, holder=holder))
+            messages.append(host_cluster(route, route.upstream, holder=holder))
             continue
-        found.extend(_by_path(route, route.upstream, waiting_room=waiting_room))
-    return found
+        messages.extend(_by_path(route, route.upstream, waiting_room=waiting_room))
+    return messages
 
 
 def _by_path(route: Route, upstream: Upstream, *, waiting_room: PurePosixPath) -> Iterator[Message]:
@@ -68,14 +78,14 @@ def _by_path(route: Route, upstream: Upstream, *, waiting_room: PurePosixPath) -
             yield with_readiness(by_users, **checked, needs_certificate=False)
             yield with_readiness(verified, **checked, needs_certificate=True)
         else:
-            # A name is that of a Service, which leads to ready pods alone.
+            # A host name belongs to a Service, which selects only ready pods.
             yield from (by_users, verified)
 
 
 def changes_in_flight(route: Route, numbers: Mapping[str, int]) -> int:
-    """Return how many requests that change something Envoy has sent, or is about to send, and has no answer to yet.
+    """Return the number of mutating requests that Envoy has sent, or is about to send, without a response yet.
 
-    Clusters of one name count together, so that those of a cluster that was replaced are among them.
+    Clusters with the same name share statistics, so requests of a replaced cluster are included.
     """
     return sum(
         numbers.get(f"cluster.{cluster}.{stat}", 0)
@@ -85,9 +95,9 @@ def changes_in_flight(route: Route, numbers: Mapping[str, int]) -> int:
 
 
 def _cluster(name: str, upstream: Upstream, *, most: int, own: Message | None = None) -> Message:
-    """Return a cluster with at most so many requests in flight.
+    """Return a cluster with at most `most` requests in flight.
 
-    Requests whose token may be made up have priority HIGH, by which Envoy counts them apart. They take no `most`.
+    Requests with an unverified token have priority HIGH, so that Envoy counts them separately from this limit.
     """
     many = dict.fromkeys(("max_connections", "max_pending_requests", "max_retries"), _MANY)
     return {
@@ -114,7 +124,7 @@ def _assignment(name: str, upstream: Upstream) -> Message:
 
 
 def _protocols() -> Message:
-    # As the client speaks: an upgrade needs HTTP/1.1 all the way, and everything else is better off with HTTP/2.
+    # Use the protocol of the client: upgrades need HTTP/1.1 end to end, and HTTP/2 is better for all other requests.
     http2 = {
         "initial_stream_window_size": _STREAM_WINDOW,
         "initial_connection_window_size": _CONNECTION_WINDOW,

@@ -1,4 +1,4 @@
-"""Control planes by host name: TLS passes through, and the name in it (SNI) says where to."""
+"""Control planes by host name: Envoy passes TLS through, and selects the cluster by the host name in it (SNI)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _NONE: Final = "none"
 
 _CONNECT_TIMEOUT: Final = "10s"
 _MOST_CONNECTIONS: Final = 4096
-"""Of one control plane. Envoy's own limit is 1,024, and each client of client-go has one or two."""
+"""Maximum number of connections of a control plane. Envoy's default is 1,024, and a client of client-go has
+up to two.
+"""
 _KEEPALIVE: Final = {"keepalive_time": 30, "keepalive_interval": 10, "keepalive_probes": 3}
 
 _LOG: Final = {
@@ -41,23 +43,23 @@ _LOG: Final = {
 
 
 def domains_of(routes: Iterable[Route]) -> list[str]:
-    """Return the domains of all host names: of one operator, there is one."""
+    """Return the domains of all host names. An operator has a single domain."""
     return sorted({route.domain for route in routes if route.host})
 
 
 def reading_host_names() -> Message:
-    """Return the listener filter by which Envoy knows the host name that a client asks for.
+    """Return the listener filter that reads the host name which a client requests.
 
-    It is there in any case: a listener whose filters change is replaced, with all connections.
+    The filter is always present: Envoy replaces a listener whose filters change, and all its connections with it.
     """
     return {"name": "host-names", "typed_config": typed(f"{_INSPECTOR}.TlsInspector")}
 
 
 def host_filter_chains(domains: Iterable[str]) -> list[Message]:
-    """Return what happens to connections below these domains; nothing of it depends on which names there are.
+    """Return the filter chains for connections to host names below these domains.
 
-    So control planes come and go without a change of the listener. Envoy closes connections to a name of which it has
-    no cluster.
+    The chains do not depend on the host names. So control planes come and go without a change of the listener. Envoy
+    closes a connection to a host name without a cluster.
     """
     names = [f"*.{domain}" for domain in domains]
     if not names:
@@ -69,9 +71,9 @@ def host_filter_chains(domains: Iterable[str]) -> list[Message]:
     proxy = typed(
         f"{_PROXY}.TcpProxy",
         stat_prefix="hosts",
-        # The cluster that the state names counts; there is none of this name.
+        # The filter state overrides this name. No cluster has this name.
         cluster=_NONE,
-        # Only its client and its server end a connection: a watch lasts for hours.
+        # No timeout, since a watch lasts for hours. Client and server end the connection.
         idle_timeout="0s",
         access_log=[{"name": "stdout", "typed_config": typed(_STDOUT, log_format={"json_format": _LOG})}],
     )
@@ -87,9 +89,10 @@ def host_filter_chains(domains: Iterable[str]) -> list[Message]:
 
 
 def host_cluster(route: Route, upstream: Upstream, *, holder: PurePosixPath) -> Message:
-    """Return the cluster of a host name: the API server, or the holder if the control plane sleeps.
+    """Return the cluster of a host name, with the API server as target, or the holder while the control plane sleeps.
 
-    The holder learns by the PROXY protocol which control plane a connection is for. It reads nothing that clients sent.
+    Envoy names the control plane to the holder in a PROXY protocol header. The holder interprets no bytes of the
+    client.
     """
     if route.asleep is None:
         address: Message = {"socket_address": {"address": upstream.host, "port_value": upstream.port}}
@@ -103,7 +106,7 @@ def host_cluster(route: Route, upstream: Upstream, *, holder: PurePosixPath) -> 
     name = by_host(route.host)
     return {
         "name": name,
-        # Statistics have the key of the control plane, as those of requests by path have.
+        # Statistics are named by the key of the control plane, as for requests by path.
         "alt_stat_name": connections_of(route.key),
         **leading,
         "connect_timeout": _CONNECT_TIMEOUT,

@@ -1,4 +1,4 @@
-"""The gateway's address: TLS, HTTP, and what happens to each request before it is routed."""
+"""Listener of the gateway: TLS, HTTP, and the filters that process each request before its route."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from kplane.gateway.routes import KeyPair
 __all__ = ["AUTHORIZER_SECONDS", "Serving", "listener", "serving_files"]
 
 AUTHORIZER_SECONDS: Final = 75
-"""How long a request waits for the authorizer, which has it wait for a control plane that wakes."""
+"""Maximum seconds that a request waits for the authorizer, which holds requests to control planes that wake up."""
 
 _CERTIFICATE: Final = "serving"
 _CLIENT_CA: Final = "client-ca"
@@ -45,26 +45,30 @@ _MUTATION: Final = "envoy.extensions.http.early_header_mutation.header_mutation.
 
 _HEADERS_KIB: Final = 96
 _STREAMS: Final = 250
-"""As many as kube-apiserver allows on one connection; client-go opens another one then."""
+"""Maximum number of streams on a connection, as in kube-apiserver. client-go opens another connection beyond it."""
 _STREAM_WINDOW: Final = 256 << 10
 _CONNECTION_WINDOW: Final = 4 << 20
 _REQUEST_TIMEOUT: Final = "3600s"
-"""For a whole request to arrive, if no answer begins. `bodies.py` has shorter times for requests that pause."""
+"""Maximum time until a whole request has arrived, unless its response begins. `bodies.py` has shorter limits for
+requests that pause.
+"""
 _UPGRADES: Final = ("websocket", "SPDY/3.1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """Where the gateway listens, and by which certificate it is known."""
+    """Address and serving certificate of the gateway."""
 
     host: str
-    """The address to listen on."""
+    """IP address to listen on."""
     port: int
     certificate: KeyPair
 
 
 def serving_files(serving: Serving) -> dict[str, bytes]:
-    """Return the files with the serving certificate, and with what Envoy needs to ask clients for theirs, by name."""
+    """Return the files with the serving certificate, and with the CA that makes Envoy request client certificates, by
+    name.
+    """
     secrets = {
         _CERTIFICATE: {"tls_certificate": certificate(serving.certificate)},
         _CLIENT_CA: {"validation_context": _client_ca(serving)},
@@ -87,9 +91,11 @@ def listener(
     changes: PurePosixPath,
     domains: Iterable[str] = (),
 ) -> Message:
-    """Return the listener. `routes` is the table or its file, `secrets` the directory of `serving_files`; None: the
-    certificate is in the listener itself, for a configuration that is only validated. Envoy names changes in flight in
-    file `changes`. Connections to names below `domains` pass through.
+    """Return the listener.
+
+    `routes` is the route configuration, or the path of its file. `secrets` is the directory of `serving_files`; None
+    puts the certificate into the listener itself, for a configuration that is only validated. `changes` is the log file
+    for mutating requests in flight. Connections to names below `domains` pass through.
     """
     transport = typed(f"{TLS}.DownstreamTlsContext", **_tls(serving, secrets=secrets))
     manager = typed(f"{_MANAGER}.HttpConnectionManager", **_http(routes, changes=changes))
@@ -129,9 +135,11 @@ def _secret(name: str, *, directory: PurePosixPath) -> Message:
 
 
 def _client_ca(serving: Serving) -> Message:
-    """Have clients asked for a certificate, and take any: whose it is depends on the path, which comes later.
+    """Return a validation context that requests client certificates, and accepts any.
 
-    Envoy asks only if it has some CA. The CAs of the tenants would tell everybody who connects which tenants there are.
+    The control plane decides whose certificates are valid, and its path arrives later. Envoy requests a certificate
+    only if it has a CA, and sends the name of this CA to each client. The CAs of tenants would reveal these tenants, so
+    the gateway's own certificate takes their place.
     """
     own = serving.certificate.certificate.decode("ascii")
     return {"trusted_ca": {"inline_string": own}, "trust_chain_verification": "ACCEPT_UNTRUSTED"}
@@ -155,11 +163,11 @@ def _http(routes: str | Message, *, changes: PurePosixPath) -> Message:
         "local_reply_config": local_replies(),
         **access_logs(changes),
         "early_header_mutation_extensions": [_stripping()],
-        # Who the client is: its address, and its certificate for the authorizer.
+        # Identity of the client: its address, and its certificate for the authorizer.
         "use_remote_address": True,
         "forward_client_cert_details": "SANITIZE_SET",
         "set_current_client_cert_details": {"chain": True},
-        # The path stays as it was sent; routes refuse what is ambiguous.
+        # Keep the path as the client sent it. The route configuration refuses ambiguous paths.
         "normalize_path": False,
         "merge_slashes": False,
         "path_with_escaped_slashes_action": "REJECT_REQUEST",
@@ -185,10 +193,13 @@ def _http(routes: str | Message, *, changes: PurePosixPath) -> Message:
 
 
 def _authorizer() -> Message:
-    verified = ({"prefix": INTERNAL_PREFIX}, {"exact": USER_HEADER}, {"exact": CREDENTIAL_HEADER})
-    told = ({"exact": "content-type"}, {"exact": "retry-after"})
+    route_headers = ({"prefix": INTERNAL_PREFIX}, {"exact": USER_HEADER}, {"exact": CREDENTIAL_HEADER})
+    client_headers = ({"exact": "content-type"}, {"exact": "retry-after"})
     uri = {"uri": f"http://{AUTHORIZER}", "cluster": AUTHORIZER, "timeout": f"{AUTHORIZER_SECONDS}s"}
-    response = {"allowed_upstream_headers": {"patterns": verified}, "allowed_client_headers": {"patterns": told}}
+    response = {
+        "allowed_upstream_headers": {"patterns": route_headers},
+        "allowed_client_headers": {"patterns": client_headers},
+    }
     service = typed(
         f"{_AUTHORIZATION}.ExtAuthz",
         transport_api_version="V3",
@@ -196,7 +207,7 @@ def _authorizer() -> Message:
         allowed_headers={
             "patterns": [{"exact": name} for name in (CERTIFICATE_HEADER, CLIENT_HEADER, PROTOCOL_HEADER)]
         },
-        # What it answers names the cluster.
+        # The authorizer's response names the cluster.
         clear_route_cache=True,
         failure_mode_allow=False,
         status_on_error={"code": AUTHORIZER_FAILED},

@@ -1,4 +1,4 @@
-"""Words of Envoy's API that several parts of the configuration use."""
+"""Parts of messages of Envoy's API that several parts of the configuration use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 Message = dict[str, Any]
-"""A message of Envoy's API, as JSON."""
+"""Message of Envoy's API, as JSON."""
 
 _TYPES: Final = "type.googleapis.com"
 FILTERS: Final = "envoy.extensions.filters"
@@ -33,12 +33,12 @@ TLS: Final = "envoy.extensions.transport_sockets.tls.v3"
 
 
 def typed(name: str, /, **fields: Any) -> Message:
-    """Return a message with its type, as fields of type Any need it."""
+    """Return a message with its type, as fields of type Any require."""
     return {"@type": f"{_TYPES}/{name}", **fields}
 
 
 def discovery_response(resources: Iterable[Message]) -> bytes:
-    """Return the file with all resources of one kind. Its version is a digest: equal resources give equal files."""
+    """Return a file with all resources of a kind. Its version is a digest, so equal resources give equal files."""
     listed = list(resources)
     version = hashlib.sha256(orjson.dumps(listed, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
     return orjson.dumps({"version_info": version, "resources": listed})
@@ -50,14 +50,14 @@ def version_of(response: bytes) -> str:
 
 
 def file_source(path: str) -> Message:
-    """Say that a kind of resource is in a file, which Envoy reads again when a file is renamed into its directory."""
+    """Return the source of a kind of resource: a file that Envoy rereads after a rename in its directory."""
     directory, _, _ = path.rpartition("/")
     source = {"path": path, "watched_directory": {"path": directory}}
     return {"path_config_source": source, "resource_api_version": "V3"}
 
 
 def certificate(pair: KeyPair) -> Message:
-    """Return a certificate with its key."""
+    """Return a certificate with its private key."""
     return {
         "certificate_chain": {"inline_string": pair.certificate.decode("ascii")},
         "private_key": {"inline_string": pair.key.decode("ascii")},

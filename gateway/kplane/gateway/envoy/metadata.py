@@ -1,4 +1,4 @@
-"""What a route says of its control plane, for filters, answers and the log."""
+"""Metadata of routes about their control plane, for filters, responses and the access log."""
 
 from __future__ import annotations
 
@@ -11,36 +11,38 @@ __all__ = ["LIMITED_BY", "LONGEST_BODY", "TENANT", "UNKNOWN_TO", "described", "l
 
 TENANT: Final = "tenant"
 UNKNOWN_TO: Final = "unknown-to"
-"""In the place of `TENANT` for requests whose token may be made up: they take none of its limits."""
+"""Key in place of `TENANT` for requests with an unverified token, which do not count for the limits of the control
+plane.
+"""
 LIMITED_BY: Final = "limited-by"
 LONGEST_BODY: Final = "longest-body"
-"""In bytes, of requests that change something."""
+"""Maximum body of a mutating request in bytes."""
 _NAMESPACE: Final = "kplane"
 
 
 def described(route: Route, *, known: bool) -> Message:
-    """Return the metadata of the routes of a control plane. `known`: of requests with a good token."""
+    """Return the metadata of routes of a control plane. `known` is True for requests with a verified token."""
     whose = TENANT if known else UNKNOWN_TO
     return _metadata({whose: route.key, LIMITED_BY: route.limits.set_by, **_longest(route.limits.request_bytes)})
 
 
 def longest_body(limit: int) -> Message:
-    """Return the metadata of routes of several control planes whose bodies have this limit in bytes."""
+    """Return the metadata of routes that control planes with this body limit (in bytes) share."""
     return _metadata(_longest(limit))
 
 
 def path_to(key: str) -> Message:
-    """Return where a filter finds one of these."""
+    """Return the path to a metadata key, for filters."""
     return {"key": _NAMESPACE, "path": [{"key": key}]}
 
 
 def shown(key: str) -> str:
-    """Return one of these as a word of Envoy's formats."""
+    """Return the command for a metadata key, for format strings of Envoy."""
     return f"%METADATA(ROUTE:{_NAMESPACE}:{key})%"
 
 
 def _longest(limit: int | None) -> dict[str, str]:
-    # A text, because Envoy's formats write numbers of metadata as floats.
+    # Use a string, since format strings of Envoy write numbers in metadata as floats.
     return {LONGEST_BODY: str(limit)} if limit is not None else {}
 
 

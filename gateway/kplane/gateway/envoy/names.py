@@ -1,4 +1,4 @@
-"""Names in Envoy's configuration: clusters, files, and the headers between the authorizer and Envoy."""
+"""Names in Envoy's configuration: clusters, statistics, and headers between the authorizer and Envoy."""
 
 from __future__ import annotations
 
@@ -47,43 +47,49 @@ RATE_LIMIT: Final = "rate-limit"
 ROUTES: Final = "control-planes"
 
 CONNECTION_BUFFER: Final = 256 << 10
-"""Bytes of bodies that Envoy keeps of a connection, also while its request waits. `waker.py` bounds how many wait."""
+"""Bytes of bodies that Envoy buffers for a connection, also while its request waits. `waker.py` limits waiting
+requests.
+"""
 
 BACKLOG: Final = 4096
-"""Connections that Envoy opens to each service of the controller: its Unix socket would refuse more."""
+"""Maximum number of connections from Envoy to each service of the controller, and backlog of the service's
+Unix socket.
+"""
 
 CERTIFICATE_HEADER: Final = "x-forwarded-client-cert"
-"""The certificate of the connection with its chain, for the authorizer: set by the listener, never by a client."""
+"""Header with the certificate chain of the connection, for the authorizer. Only the listener sets it."""
 
 CLIENT_HEADER: Final = "x-forwarded-for"
-"""The address of the client: set by the listener, never by a client."""
+"""Header with the address of the client. Only the listener sets it."""
 
 PROTOCOL_HEADER: Final = "sec-websocket-protocol"
-"""In which browsers send tokens."""
+"""Header in which browsers send tokens."""
 
 INTERNAL_PREFIX: Final = "x-kplane-"
-"""Headers between the authorizer and Envoy; no API server gets them."""
+"""Prefix of headers between the authorizer and Envoy. API servers do not receive them."""
 
 UPSTREAM_HEADER: Final = f"{INTERNAL_PREFIX}upstream"
-"""The cluster that a verified request goes to: the authorizer decides identity and destination in one answer."""
+"""Header with the cluster for a request. A single response of the authorizer decides both identity and cluster."""
 
 GROUP_HEADERS: Final = tuple(f"{INTERNAL_PREFIX}group-{number}" for number in range(32))
-"""One for each group: of several headers with one name, Envoy would take the last one from the authorizer."""
+"""Headers with a group each. Of several headers with the same name, Envoy keeps only the last from the authorizer."""
 
 TENANT_HEADER: Final = f"{INTERNAL_PREFIX}tenant"
-"""The key of the control plane that a request counts for."""
+"""Header with the key of the control plane for which a request counts."""
 UNKNOWN_HEADER: Final = f"{INTERNAL_PREFIX}unknown"
-"""The key of the control plane that a request is for, whose token may be made up: it counts for its client address."""
+"""Header with the key of the control plane of a request with an unverified token, which counts for its
+client address.
+"""
 KNOWN_HEADER: Final = f"{INTERNAL_PREFIX}known"
-"""There, if the token of a request is good: the request counts for its control plane (`credentials.py`)."""
+"""Header of requests with a verified token, which count for their control plane (`credentials.py`)."""
 VERIFY_HEADER: Final = f"{INTERNAL_PREFIX}verify"
-"""There, if Envoy asks the authorizer about a token alone, and no request waits for a control plane."""
+"""Header of Envoy's question about a token alone, which does not wait for a control plane."""
 LIMITED_BY_HEADER: Final = f"{INTERNAL_PREFIX}limited-by"
-"""Who set its limits, for people."""
+"""Header with the origin of the limits of a control plane, for people."""
 BODY_HEADER: Final = f"{INTERNAL_PREFIX}body"
-"""The limits of the body of a request that changes something (`bodies.py`)."""
+"""Header with the body limits of a mutating request (`bodies.py`)."""
 FULL_HEADER: Final = f"{INTERNAL_PREFIX}full"
-"""There, if the control plane has reached its storage quota."""
+"""Header of requests to a control plane that has reached its storage quota."""
 
 AUTHORIZER_HEADERS: Final = (
     UPSTREAM_HEADER,
@@ -93,59 +99,61 @@ AUTHORIZER_HEADERS: Final = (
     BODY_HEADER,
     FULL_HEADER,
 )
-"""What the authorizer says of a request, besides the groups."""
+"""Headers about a request in the authorizer's response, without user, credential and groups."""
 
 CHUNKED_HEADER: Final = f"{INTERNAL_PREFIX}chunked"
-"""There, if the body of a request of HTTP/1.1 comes in chunks: Envoy removes `Transfer-Encoding` before its filters."""
+"""Header of requests with a chunked body (HTTP/1.1). Envoy removes `Transfer-Encoding` before its filters."""
 
 OWN_HEADERS: Final = ("x-envoy-external-address", CHUNKED_HEADER, KNOWN_HEADER)
-"""Headers that Envoy adds for itself, and that no API server needs."""
+"""Headers that Envoy adds for itself. API servers do not need them."""
 
 UNKNOWN_PRIORITY: Final = "HIGH"
-"""Of requests whose token may be made up. Envoy limits requests in flight by priority; nothing else is meant by it."""
+"""Priority of requests with an unverified token. Envoy limits requests in flight by priority, and uses it for no other
+purpose here.
+"""
 
 ANONYMOUS: Final = "anonymous"
-"""Names the cluster of requests without a credential, which are no use of a control plane."""
+"""Name of the cluster for requests without a credential, which show no use of a control plane."""
 
 CONNECTIONS: Final = "connections"
-"""Names the statistics of a control plane that has a host name."""
+"""Name of the statistics of a control plane with a host name."""
 
 KEY_TYPE: Final = 0xE0
-"""Of the field in the header of the PROXY protocol with the key of the control plane that a connection is for."""
+"""Type of the PROXY protocol field with the key of the control plane of a connection."""
 
 USER_HEADER: Final = "x-remote-user"
 CREDENTIAL_HEADER: Final = "x-remote-extra-authentication.kubernetes.io%2fcredential-id"
 
 STRIPPED_PREFIXES: Final = (INTERNAL_PREFIX, "x-remote-", "x-forwarded-", "x-envoy-")
-"""Headers that say who the client is. What clients send of them is removed before anything else happens."""
+"""Prefixes of headers about the client. The listener removes such headers of clients before any other processing."""
 
 
 def by_token(key: str, *, change: bool) -> str:
-    """Name the cluster of a control plane's API server for requests that carry their own credentials.
+    """Return the name of the cluster for requests that carry their own credentials.
 
-    Those that change something have one of their own, by which Envoy counts, limits and connects them apart.
+    Mutating requests have a separate cluster, so that Envoy counts, limits and connects them separately.
     """
     return f"{key}/changes" if change else key
 
 
 def by_certificate(key: str, *, change: bool) -> str:
-    """Name the cluster of the same API server for users whom the gateway has verified.
+    """Return the name of the cluster for users whose certificate the gateway has verified.
 
-    It has the front-proxy certificate: the API server takes for true who the gateway says the user is.
+    The cluster has the front-proxy certificate, so that the API server trusts the user that the gateway names.
     """
     return f"{key}/front-proxy-changes" if change else f"{key}/front-proxy"
 
 
 def by_nobody(key: str) -> str:
-    """Name the cluster of the same API server for requests without a credential, which have limits of their own."""
+    """Return the name of the cluster for requests without a credential, which has separate limits."""
     return f"{key}/{ANONYMOUS}"
 
 
 def connections_of(key: str) -> str:
-    """Name the statistics of a control plane that has a host name: of connections, not of requests."""
+    """Return the name of the statistics for connections to the host name of a control plane."""
     return f"{key}/{CONNECTIONS}"
 
 
 def by_host(host: str) -> str:
-    """Name the cluster that connections to a host name go to. No client can name another kind of cluster by it."""
+    """Return the name of the cluster of a host name. Due to the prefix, clients cannot name another kind of cluster."""
     return f"host/{host}"

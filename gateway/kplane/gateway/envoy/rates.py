@@ -1,4 +1,4 @@
-"""How many requests a second each control plane may have: one bucket of tokens for each, whatever routes they take."""
+"""Rate limits of control planes: a token bucket for each control plane, shared by all its routes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["rate_by_address", "rate_limit", "rates"]
 _FILTER: Final = f"{FILTERS}.http.local_ratelimit.v3.LocalRateLimit"
 _BY_ROUTE: Final[Message] = {"descriptor_key": TENANT, "metadata_key": path_to(TENANT), "source": "ROUTE_ENTRY"}
 _BY_AUTHORIZER: Final[Message] = {"descriptor_key": TENANT, "header_name": TENANT_HEADER}
-"""Whom a request counts for: the route knows it, or the authorizer said so."""
+"""Descriptors with the control plane for which a request counts, from its route or from the authorizer."""
 _UNKNOWN_BY_ROUTE: Final[Message] = {
     "descriptor_key": UNKNOWN_TO,
     "metadata_key": path_to(UNKNOWN_TO),
@@ -27,30 +27,32 @@ _ADDRESS: Final = "masked_remote_address"
 _BY_ADDRESS: Final[Message] = {_ADDRESS: {"v4_prefix_mask_len": 32, "v6_prefix_mask_len": IPV6_NETWORK}}
 _ALWAYS: Final = {"default_value": {"numerator": 100, "denominator": "HUNDRED"}}
 _UNBOUNDED: Final = {"max_tokens": (1 << 32) - 1, "tokens_per_fill": (1 << 32) - 1, "fill_interval": "1s"}
-"""Of all requests together: Envoy demands a bucket for those that have none."""
+"""Bucket that Envoy requires for requests without another bucket, with the maximum rate."""
 _EACH_ADDRESS: Final = 10
-"""Requests a second without a credential, of one client address: nodes behind one address join at once."""
+"""Maximum requests per second without a credential of a client address. Several nodes behind an address may join at
+once.
+"""
 _ADDRESSES: Final = 1024
-"""Buckets of addresses of one control plane. The one that was used longest ago goes first."""
+"""Maximum number of address buckets of a control plane. Envoy evicts the least recently used bucket."""
 _EACH_UNKNOWN: Final = 50
-"""Requests a second with tokens that may be made up, of one client address to one control plane."""
+"""Maximum requests per second with unverified tokens of a client address to a control plane."""
 _UNKNOWN_ADDRESSES: Final = 10_000
-"""Buckets of such addresses, of all control planes."""
+"""Maximum number of address buckets for unverified tokens, of all control planes together."""
 _BURST: Final = 2
-"""After a pause, so many seconds' requests may come at once."""
+"""Size of a bucket in seconds: the requests of this time may arrive at once after a pause."""
 
 
 def rate_limit() -> Message:
-    """Return the filter. The table of routes has its limits."""
+    """Return the filter. Its limits are part of the route configuration."""
     return {"name": RATE_LIMIT, "typed_config": typed(_FILTER, stat_prefix=RATE_LIMIT)}
 
 
 def rates(routes: Iterable[Route]) -> Message:
-    """Return what the table of routes says to the filter: the limits of all control planes that have one.
+    """Return the configuration of the filter for all routes, with the rate limits of the control planes.
 
-    Requests whose token may be made up have a bucket for each client address and control plane.
+    Requests with an unverified token have a bucket for each client address and control plane.
     """
-    limited = [_bucket(route, each) for route in routes if (each := route.limits.requests_per_second) is not None]
+    limited = [_bucket(route, rate) for route in routes if (rate := route.limits.requests_per_second) is not None]
     unknown = {"entries": [{"key": UNKNOWN_TO}, {"key": _ADDRESS}], "token_bucket": _filled(_EACH_UNKNOWN)}
     actions: list[list[Message]] = [
         [{"metadata": _BY_ROUTE}],
@@ -62,14 +64,14 @@ def rates(routes: Iterable[Route]) -> Message:
 
 
 def rate_by_address() -> Message:
-    """Return the part of a route that gives each client address a bucket of its own, and takes none of a tenant's."""
-    # A descriptor without a value stands for each value.
-    each = {"entries": [{"key": _ADDRESS}], "token_bucket": _filled(_EACH_ADDRESS)}
-    return _buckets([each], actions=[[_BY_ADDRESS]], max_dynamic_descriptors=_ADDRESSES)
+    """Return the part of a route with a bucket for each client address, in place of the control plane's bucket."""
+    # A descriptor without a value creates a bucket for each value.
+    descriptor = {"entries": [{"key": _ADDRESS}], "token_bucket": _filled(_EACH_ADDRESS)}
+    return _buckets([descriptor], actions=[[_BY_ADDRESS]], max_dynamic_descriptors=_ADDRESSES)
 
 
 def _buckets(descriptors: list[Message], *, actions: list[list[Message]], **more: int) -> Message:
-    """Return what a table or a route says to the filter. Each list of actions finds the bucket of a request."""
+    """Return a configuration of the filter. Each list of actions finds the bucket of a request."""
     config = typed(
         _FILTER,
         stat_prefix=RATE_LIMIT,
@@ -78,7 +80,7 @@ def _buckets(descriptors: list[Message], *, actions: list[list[Message]], **more
         token_bucket=_UNBOUNDED,
         always_consume_default_token_bucket=False,
         descriptors=descriptors,
-        rate_limits=[{"actions": each} for each in actions],
+        rate_limits=[{"actions": action_list} for action_list in actions],
         **more,
     )
     return {RATE_LIMIT: config}

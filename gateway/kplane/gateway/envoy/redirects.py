@@ -1,7 +1,7 @@
-"""Leads redirects of API servers back to the control plane: an API server does not know the prefix of its path.
+"""Filter that adds the path of the control plane to redirects of API servers, which do not know this prefix.
 
-kube-apiserver redirects by a path, for example `/openapi/v3` with an old hash, and `pods/x/proxy` without a slash at
-its end.
+kube-apiserver redirects to a path, for example for `/openapi/v3` with an old hash, and for `pods/x/proxy` without a
+slash at the end.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ __all__ = ["redirects"]
 _LUA: Final = f"{FILTERS}.http.lua.v3"
 _NAME: Final = "redirects"
 _METADATA: Final = "kplane.redirects"
-"""Namespace of the dynamic metadata that the filter gives a request."""
+"""Namespace of the dynamic metadata that the filter sets for a request."""
 
 
 def redirects() -> Message:
-    """Return the filter. It works for all requests, after their route is chosen for good."""
+    """Return the filter. It works for all requests, after the final choice of their route."""
     return {"name": _NAME, "typed_config": typed(f"{_LUA}.Lua", default_source_code={"inline_string": _script()})}
 
 
 @cache
 def _script() -> str:
-    given = f'local names = {{metadata = "{_METADATA}"}}'
-    return f"{given}\n{files(__package__).joinpath('redirects.lua').read_text()}"
+    definitions = f'local names = {{metadata = "{_METADATA}"}}'
+    return f"{definitions}\n{files(__package__).joinpath('redirects.lua').read_text()}"

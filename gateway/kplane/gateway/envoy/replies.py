@@ -1,4 +1,4 @@
-"""What the gateway answers itself: Status objects, as an API server's."""
+"""Responses of the gateway itself: Status objects, as API servers send them."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ _REASONS: Final = {
     503: "ServiceUnavailable",
     504: "Timeout",
 }
-"""Of metav1.StatusReason, by the code of the answer; others have none."""
+"""Values of metav1.StatusReason by status code. Other codes have no reason."""
 
 _JSON: Final = "application/json"
 RETRY_SECONDS: Final = "1"
 
 UNAVAILABLE: Final = 503
 LOST: Final = 504
-"""The code of a request that an API server got, and may have carried out."""
+"""Status code of a request that an API server received and may have executed."""
 
 _NO_ROUTE: Final = ("NR",)
 _LOST: Final = ("UC", "UR", "LR", "UPE")
-"""The connection ended, or broke, after Envoy sent the request."""
+"""Flags of Envoy if the connection ended or broke after Envoy had sent the request."""
 _UNAVAILABLE: Final = ("NC", "UH", "UF", "URX", "OM")
-"""No API server got the request."""
+"""Flags of Envoy if no API server received the request."""
 _OVERFLOW: Final = "UO"
 _TOO_MANY: Final = 429
 _MALFORMED: Final = ("DPE", "IH")
@@ -73,32 +73,32 @@ UNKNOWN_PATH: Final = (
 )
 
 AUTHORIZER_FAILED: Final = 500
-"""The code that Envoy gives a request when it gets no answer from the authorizer, whose own answers are never this."""
+"""Status code of a request without a response from the authorizer, which never uses this code itself."""
 
 
 DECLINED: Final = 425
-"""The code by which the authorizer says 503: one of 5xx would count as its failure. The client gets 503."""
+"""Status code of the authorizer that stands for 503. Envoy would take a 5xx code for a failure of the authorizer."""
 
 FULL: Final = 507
-"""The code by which the table of routes refuses what would grow. The client gets 403, as from a ResourceQuota."""
+"""Status code of routes that refuse growth beyond the storage quota. The client gets 403, as from a ResourceQuota."""
 TOO_LONG: Final = 413
 
 _LIMITED_BY: Final = f"{shown(LIMITED_BY)}%REQ({LIMITED_BY_HEADER})%"
-"""Who set a limit: the route knows it, or the authorizer said so."""
+"""Origin of a limit, from the route or from the authorizer."""
 
 
 _HAS_NO_LENGTH: Final = {"header_filter": {"header": {"name": "content-length", "present_match": False}}}
 _DELETES: Final = {"header_filter": {"header": {"name": ":method", "string_match": {"exact": "DELETE"}}}}
-"""The gateway reads the body of a deletion without Content-Length, see `bodies.py`."""
+"""The gateway itself reads the body of a deletion without Content-Length; see `bodies.py`."""
 
 
 def refusing(code: int) -> Message:
-    """Return the part of a route that refuses all requests; `local_replies` has the words for the code."""
+    """Return the part of a route that refuses all requests. `local_replies` has the message for the code."""
     return {"direct_response": {"status": code}}
 
 
 def status(code: int, message: str) -> dict[str, Any]:
-    """Return a Status object of a failure."""
+    """Return a Status object for a failure."""
     return {
         "kind": "Status",
         "apiVersion": "v1",
@@ -111,12 +111,12 @@ def status(code: int, message: str) -> dict[str, Any]:
 
 
 def body_of(code: int, message: str) -> str:
-    """Return the body of an answer, as API servers write it."""
+    """Return the body of a response, formatted as by API servers."""
     return json.dumps(status(code, message), separators=(",", ":")) + "\n"
 
 
 def direct_reply(code: int, message: str) -> Message:
-    """Return the part of a route that answers by itself."""
+    """Return the part of a route that responds by itself."""
     return {
         "direct_response": {"status": code, "body": {"inline_string": body_of(code, message)}},
         "response_headers_to_add": [_header("content-type", _JSON)],
@@ -124,13 +124,16 @@ def direct_reply(code: int, message: str) -> Message:
 
 
 def unauthorized() -> Message:
-    """Return the part of a route that answers as an API server does to a client that it does not know."""
+    """Return the part of a route that responds as an API server does to an unknown client."""
     reply = direct_reply(401, "Unauthorized")
     return {**reply, "response_headers_to_add": [*reply["response_headers_to_add"], *_OF_API_SERVERS]}
 
 
 def local_replies() -> Message:
-    """Return how Envoy's own answers become Status objects. Those of the authorizer are such already."""
+    """Return the configuration that turns Envoy's own responses into Status objects.
+
+    Responses of the authorizer are Status objects already.
+    """
     failed = _every(_flags(_NOT_VERIFIED), _code(AUTHORIZER_FAILED))
     declined = _every(_flags(_NOT_VERIFIED), _code(DECLINED))
     return {
@@ -146,12 +149,12 @@ def local_replies() -> Message:
             },
             *_limits(),
             _mapper(_flags(*_NO_ROUTE), 404, UNKNOWN_PATH),
-            # client-go repeats each request whose answer has Retry-After, also one that was carried out already.
+            # client-go repeats each request whose response has Retry-After, even if the request was executed already.
             _mapper(_every(_flags(*_LOST), _reads()), UNAVAILABLE, "the API server of this control plane ended; retry"),
             _mapper(_flags(*_LOST), LOST, "the API server of this control plane ended; it may have made the change"),
             _mapper(_flags(*_UNAVAILABLE), 503, "the API server of this control plane does not answer; retry"),
             _mapper(failed, 503, "the gateway cannot decide about this request now; retry"),
-            # All else that the authorizer says is an answer already.
+            # Keep all other responses of the authorizer, which are complete.
             {"filter": _flags(_NOT_VERIFIED)},
             _mapper(_every(_code(400), _header_is(":path", DOUBLE_SLASH)), 400, _DOUBLED),
             _mapper(_either(_flags(*_MALFORMED), _code(400)), 400, UNREADABLE),
@@ -216,7 +219,7 @@ def _code(code: int) -> Message:
 
 
 def _reads() -> Message:
-    """Match requests that may be repeated: they change nothing."""
+    """Return a filter for requests that a client may repeat, because they change no data."""
     return _header_is(":method", READS)
 
 
@@ -242,7 +245,7 @@ def _header(key: str, value: str) -> Message:
 
 _OF_API_SERVERS: Final = (
     _header("cache-control", "no-cache, private"),
-    # An API server names each request, by the client's own name if there is one.
+    # An API server names each request in this header, with the client's own name if there is one.
     _header("audit-id", "%REQ(AUDIT-ID?X-REQUEST-ID)%"),
 )
-"""Headers of an API server's answer to a client that it does not know: the gateway's own answer is the same."""
+"""Headers of an API server's response to an unknown client, for equal responses of the gateway."""

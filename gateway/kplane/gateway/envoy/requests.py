@@ -1,7 +1,7 @@
-"""What a request does to the data of a control plane, told by its method, path and headers alone.
+"""Effects of requests on the data of a control plane, by method, path and headers alone.
 
-Patterns are of RE2 and of Python alike, and match a whole path with its query. A path that is written in an unusual
-way, for example by percent-encoding, counts as one that changes and grows.
+The patterns are valid for both RE2 and Python, and match a whole path with its query. A path in an unusual form, for
+example with percent-encoding, counts as a path of a mutating and growing request.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = [
 ]
 
 READS: Final = "GET|HEAD|OPTIONS"
-"""Methods that change nothing."""
+"""Methods of requests that change no data."""
 DOUBLE_SLASH: Final = "/clusters/[^/?]*/control-plane//.*"
-"""Paths of clients that join a server URL with a slash at its end, and a path."""
+"""Paths of clients that join a path to a server URL with a slash at its end."""
 _NAME: Final = "[^/?]+"
 _BEGINNING: Final = "/clusters/[-a-z0-9]+/control-plane"
 _END: Final = r"(?:[?].*)?"
@@ -38,10 +38,10 @@ _IN_CORE_NAMESPACE: Final = f"api/v1/namespaces/{_NAME}"
 
 _UNCHANGING: Final = (
     f"{_BEGINNING}/(?:"
-    # Streams to pods and nodes last for hours, and are no business of the API server's data.
+    # Streams to pods and nodes last for hours, and do not change the data of the API server.
     f"{_IN_CORE_NAMESPACE}/(?:pods|services)/{_NAME}/(?:exec|attach|portforward|proxy)(?:/[^?]*)?"
     f"|api/v1/nodes/{_NAME}/proxy(?:/[^?]*)?"
-    # Reviews and tokens are answers, and are kept nowhere.
+    # API servers respond with reviews and tokens, and do not store them.
     f"|{_IN_CORE_NAMESPACE}/serviceaccounts/{_NAME}/token"
     f"|apis/authentication[.]k8s[.]io/{_NAME}/(?:tokenreviews|selfsubjectreviews)"
     f"|apis/authorization[.]k8s[.]io/{_NAME}/(?:namespaces/{_NAME}/localsubjectaccessreviews|subjectaccessreviews"
@@ -54,13 +54,14 @@ _STREAMS: Final = (
     f"|api/v1/nodes/{_NAME}/proxy(?:[/?].*)?"
 )
 STREAMS: Final = f"{_BEGINNING}/(?:{_STREAMS})"
-"""Streams to pods and nodes. Unlike a watch, such a stream cannot continue on another connection."""
+"""Paths of streams to pods and nodes. Unlike a watch, such a stream cannot continue on another connection."""
 
 _LASTING: Final = f"{_BEGINNING}/(?:{_STREAMS}|(?:api/{_NAME}|apis/{_NAME}/{_NAME})/watch/.*|.*[?&](?:watch|follow)=.*)"
-"""Requests that may be silent for hours, whether they have a body or not."""
+"""Paths of requests that may be silent for hours, with or without a body."""
 
 _CREATED_IN_SPITE: Final = (
-    # An eviction deletes; a binding is a field; without a request for a certificate, a node loses its own.
+    # An eviction deletes a pod, and a binding sets a field. Without a CertificateSigningRequest, a node loses its
+    # certificate.
     f"{_BEGINNING}/(?:{_IN_CORE_NAMESPACE}/pods/{_NAME}/(?:eviction|binding)"
     f"|apis/certificates[.]k8s[.]io/{_NAME}/certificatesigningrequests){_END}"
 )
@@ -72,20 +73,20 @@ _UPDATED_IN_SPITE: Final = (
 )
 
 _LEASE: Final = f"{_BEGINNING}/apis/coordination[.]k8s[.]io/{_NAME}/namespaces/{_NAME}/leases/{_NAME}{_END}"
-"""A PUT creates one that is not there. So each may have few bytes."""
+"""Paths of Leases. A PUT creates a Lease that does not exist, so the length of each request is limited."""
 
 _PATCHES: Final = "application/(?:json-patch|merge-patch|strategic-merge-patch)[+]json(?: *;.*)?"
-"""Those that create nothing, as server-side apply does."""
+"""Content types of patches that create no object, unlike server-side apply."""
 _SMALL: Final = "[0-9]{1,3}"
-"""A length in bytes: room for a patch that removes a finalizer."""
+"""Length in bytes of up to three digits, enough for a patch that removes a finalizer."""
 _FEW: Final = "[0-9]{1,4}"
-"""A length in bytes: room for a Lease, and for a request for a certificate."""
+"""Length in bytes of up to four digits, enough for a Lease or a CertificateSigningRequest."""
 _MODERATE: Final = "[0-9]{1,5}"
-"""A length in bytes: room for the status of a node."""
+"""Length in bytes of up to five digits, enough for the status of a node."""
 
 
 def header_input(header: str) -> Message:
-    """Return a header of a request, as a matcher's input."""
+    """Return a request header as input of a matcher."""
     return {
         "name": "header",
         "typed_config": typed("envoy.type.matcher.v3.HttpRequestHeaderMatchInput", header_name=header),
@@ -93,31 +94,31 @@ def header_input(header: str) -> Message:
 
 
 def header_is(header: str, regex: str) -> Message:
-    """Return the predicate that a request has a header, and that the whole of it matches."""
+    """Return a predicate for requests with a header whose whole value matches a regular expression."""
     match = {"safe_regex": {"google_re2": {}, "regex": regex}}
     return {"single_predicate": {"input": header_input(header), "value_match": match}}
 
 
 def every(*predicates: Message) -> Message:
-    """Return the predicate that all of these hold."""
+    """Return a predicate that holds if all these predicates hold."""
     return {"and_matcher": {"predicate": list(predicates)}}
 
 
 def negated(predicate: Message) -> Message:
-    """Return the predicate that this one does not hold."""
+    """Return a predicate that holds if this predicate does not hold."""
     return {"not_matcher": predicate}
 
 
 CARRIES: Final = {
     "or_matcher": {"predicate": [header_is("content-length", "0*[1-9][0-9]*"), header_is(CHUNKED_HEADER, ".+")]}
 }
-"""The predicate that a request of HTTP/1.1 has a body. Of HTTP/2, only those that say its length."""
+"""Predicate for requests with a body. Of HTTP/2, it includes only requests with a Content-Length."""
 
 ENDS_SOON: Final = every(CARRIES, negated(header_is(":path", _LASTING)))
-"""The predicate that a request has a body, and is over soon after that has arrived."""
+"""Predicate for requests that have a body and end soon after the body has arrived."""
 
 CHANGES: Final = every(negated(header_is(":method", READS)), negated(header_is(":path", _UNCHANGING)))
-"""The predicate that a request may change what the control plane keeps."""
+"""Predicate for mutating requests, which may change the stored data of a control plane."""
 
 GROWS: Final = every(
     CHANGES,
@@ -151,9 +152,9 @@ GROWS: Final = every(
         )
     ),
 )
-"""The predicate that a request may have the control plane keep more than before."""
+"""Predicate for growing requests, which may increase the stored data of a control plane."""
 
 
 def changes(method: str, path: str) -> bool:
-    """Tell of a request what `CHANGES` tells Envoy of it."""
+    """Return whether a request is mutating, by the same rules as `CHANGES`."""
     return re.fullmatch(READS, method) is None and re.fullmatch(_UNCHANGING, path) is None

@@ -1,7 +1,7 @@
-"""Which request goes where: the table of routes.
+"""Route configuration of Envoy: the cluster or the response for each request.
 
-A path is taken as it was sent. The gateway refuses a path that programs could read differently. The exact bytes of the
-prefix decide which control plane is meant. Other paths get 404.
+Envoy keeps paths as clients send them. The gateway refuses a path that programs could interpret differently. The exact
+bytes of the prefix select the control plane. Other paths get 404.
 """
 
 from __future__ import annotations
@@ -49,13 +49,12 @@ from kplane.gateway.routes import Route
 __all__ = ["AMBIGUOUS_PATH", "TENANT_PATH", "routing", "tenant_of"]
 
 AMBIGUOUS_PATH: Final = r"[^?]*(?:\\|%00|%2[fF]|%5[cC]|/(?:\.|%2[eE]){1,2}(?:[/?]|$)).*|" + DOUBLE_SLASH
-"""Paths with dot segments, escaped slashes, backslashes or NUL, and those of a tenant that begin with two slashes.
-
-Of Envoy's regular expressions (RE2), which match a whole text. The query is free.
+"""Paths with dot segments, escaped slashes, backslashes or NUL, and paths of control planes with two slashes at the
+start. The pattern is a regular expression of Envoy (RE2), which matches the whole text. It does not restrict the query.
 """
 
 TENANT_PATH: Final = r"/clusters/[-a-z0-9]+/control-plane(?:[/?].*)?"
-"""Paths that may be a control plane's, whether there is such a one or not."""
+"""Paths that may belong to a control plane, whether the control plane exists or not."""
 
 _TENANT_PREFIX: Final = r"^/clusters/[^/?]+/control-plane/?"
 
@@ -66,24 +65,25 @@ _RETRIES: Final = {
     "num_retries": 2,
     "retry_back_off": {"base_interval": "0.02s", "max_interval": "0.02s"},
 }
-"""While a request waits for its next try, Envoy does not count it as in flight. So both waits together are shorter than
-the time between two looks (`presence.py`). Clusters with a waiting room have a policy of their own (`readiness.py`).
+"""Between two tries, Envoy does not count a request as in flight. So both delays together are shorter than the time
+between two looks of `presence.py`. Clusters with a waiting room have their own policy (`readiness.py`).
 """
 
 _STREAMING: Final = {"timeout": "0s", "idle_timeout": "0s", "retry_policy": _RETRIES}
-"""Only its client and its server end a request: a watch lasts for hours."""
+"""No timeouts, since a watch lasts for hours. Client and server end a request."""
 
 _UNVERIFIED: Final = {"max_stream_duration": {"max_stream_duration": "75s"}}
-"""For watches with tokens that may be made up. Each takes one of few places (`clusters.py`) until it ends. When the
-client watches again, Envoy knows from the first answer that the token is good. API servers end other requests before.
+"""Time limit for watches with unverified tokens, each of which occupies one of few places (`clusters.py`). When the
+client watches again, Envoy knows from the first response that the token is valid. API servers end other requests
+earlier.
 """
 
-# The listener sets this header of the certificate of the connection, and removes what clients send of it.
+# The listener sets this header from the certificate of the connection, and removes the header of the client.
 _HAS_CERTIFICATE: Final = header_is(CERTIFICATE_HEADER, ".+")
 _HAS_NO_AUTHORIZATION: Final = negated(header_is("authorization", ".*"))
 _IS_ANONYMOUS: Final = every(
     negated(every(_HAS_CERTIFICATE, _HAS_NO_AUTHORIZATION)),
-    # As API servers find a token (`tokens.bearer_token`). They take no other scheme than Bearer.
+    # API servers find a token by the same rules (`tokens.bearer_token`), and accept no scheme other than Bearer.
     negated(header_is("authorization", " *(?i:bearer) [^ ].*")),
     negated(header_is(PROTOCOL_HEADER, ".*base64url[.]bearer[.]authorization[.]k8s[.]io[.].*")),
 )
@@ -95,13 +95,13 @@ _READS_CLUSTER_INFO: Final = every(
 
 
 def routing(routes: Iterable[Route], *, bodies: Iterable[BodyLimit] = ()) -> Message:
-    """Return the table of routes. `bodies` are limits that control planes have of which it knows nothing."""
+    """Return the route configuration. `bodies` are the body limits of control planes without a route here."""
     listed = [route for route in routes if not route.host]
     matcher = _matcher(listed, bodies=limits_of_bodies(listed) | frozenset(bodies))
     host = {"name": ROUTES, "domains": ["*"], "matcher": matcher}
     return {
         "name": ROUTES,
-        # These have done their work when a route is chosen, and are removed after the route has added headers.
+        # These headers only affect the choice of a route. Envoy removes them after the route has added its own headers.
         "request_headers_to_remove": [CERTIFICATE_HEADER, *AUTHORIZER_HEADERS, *GROUP_HEADERS, *OWN_HEADERS],
         "response_headers_to_remove": [ANSWER_HEADER],
         "virtual_hosts": [{**host, "typed_per_filter_config": rates(listed)}],
@@ -110,10 +110,10 @@ def routing(routes: Iterable[Route], *, bodies: Iterable[BodyLimit] = ()) -> Mes
 
 
 def _matcher(routes: Iterable[Route], *, bodies: Iterable[BodyLimit]) -> Message:
-    """Return which route is taken: the first of these steps that finds one decides."""
+    """Return the matcher of routes. Of its steps, the first step with a match decides."""
     ambiguous = {"match": {"prefix": "/"}, **direct_reply(400, UNREADABLE), "name": "ambiguous-path"}
     with_certificate = every(header_is(":path", TENANT_PATH), _HAS_CERTIFICATE, _HAS_NO_AUTHORIZATION)
-    nobody = {"match": {"prefix": "/"}, **unauthorized(), "name": "anonymous", **_without_authorizer()}
+    anonymous = {"match": {"prefix": "/"}, **unauthorized(), "name": "anonymous", **_without_authorizer()}
     held = _authorized_changes("held", bodies=bodies)
     awake = [route for route in routes if route.upstream is not None and route.asleep is None]
     public = {route.path: _action([_public(route)]) for route in awake if _is_public(route)}
@@ -124,9 +124,9 @@ def _matcher(routes: Iterable[Route], *, bodies: Iterable[BodyLimit]) -> Message
     return _steps(
         _list(header_is(":path", AMBIGUOUS_PATH), _action([{**ambiguous, **_without_authorizer()}])),
         *([_list(every(_IS_ANONYMOUS, _READS_CLUSTER_INFO), _tree(public))] if public else []),
-        # No API server answers anything else without a credential. So the answer does not tell which names exist.
-        _list(every(_IS_ANONYMOUS, header_is(":path", TENANT_PATH)), _action([nobody])),
-        # The authorizer knows of control planes that this table does not know.
+        # API servers refuse all other requests without a credential. So the response does not reveal existing names.
+        _list(every(_IS_ANONYMOUS, header_is(":path", TENANT_PATH)), _action([anonymous])),
+        # The authorizer also knows the quotas of control planes without a route here.
         _list(every(header_is(FULL_HEADER, ".+"), GROWS), _action([_refused_by_authorizer()])),
         _list(with_certificate, _authorized("by-certificate", bodies=bodies)),
         *([_list(GROWS, _tree(full))] if full else []),
@@ -142,7 +142,7 @@ def _steps(*steps: Message) -> Message:
 
 
 def _list(predicate: Message, found: Message) -> Message:
-    """Return a step for requests of which something is true; `found` is an action, or a matcher of its own."""
+    """Return a step for requests that match a predicate. `found` is an action or another matcher."""
     return {"matcher_list": {"matchers": [{"predicate": predicate, "on_match": _on_match(found)}]}}
 
 
@@ -151,54 +151,58 @@ def _on_match(found: Message) -> Message:
 
 
 def _tree(by_path: Mapping[str, Message]) -> Message:
-    """Find a control plane by the beginning of the path, in a time that does not grow with the table."""
-    actions = {path: _on_match(found) for path, found in by_path.items()}
+    """Return a step that finds a control plane by the prefix of the path.
+
+    Its time does not grow with the number of routes.
+    """
+    actions = {path: _on_match(step) for path, step in by_path.items()}
     return {"matcher_tree": {"input": header_input(":path"), "prefix_match_map": {"map": actions}}}
 
 
 def _reading(route: Route, *, limited: bool = False) -> list[Message]:
-    """Return the routes of a control plane that is awake, for requests that carry their own credentials.
+    """Return the routes of an awake control plane for requests that carry their own credentials.
 
-    They are of its path with and without a slash at the end. `limited`: a request may pause as changes may.
+    The routes match the path with and without a slash at the end. With `limited`, a request may pause only as long as a
+    mutating request.
     """
     matches = ({"prefix": f"{route.path}/"}, {"path": route.path})
     limit = idle(route.limits.request_idle_seconds) if limited else {}
-    found = [_limited(_to(route, match, change=False), limit) for match in matches]
-    return _by_knowledge(found, of=route, longest=_UNVERIFIED)
+    routes = [_limited(_to(route, match, change=False), limit) for match in matches]
+    return _by_knowledge(routes, of=route, longest=_UNVERIFIED)
 
 
 def _changing(route: Route) -> list[Message]:
-    """Return its routes for requests that change something."""
+    """Return the routes of a control plane for mutating requests."""
     match, limit = {"prefix": f"{route.path}/"}, BodyLimit.of(route)
-    found = _limited(_to(route, match, change=True), idle(limit.idle_seconds))
+    accepted = _limited(_to(route, match, change=True), idle(limit.idle_seconds))
     if limit.longest is None:
-        return _by_knowledge([found], of=route)
+        return _by_knowledge([accepted], of=route)
     long = _refusal(route, match, TOO_LONG)
-    return _by_knowledge([*(_limited(found, part) for part in short(limit.longest)), long], of=route)
+    return _by_knowledge([*(_limited(accepted, part) for part in short(limit.longest)), long], of=route)
 
 
 def _by_knowledge(routes: list[Message], *, of: Route, longest: Message | None = None) -> list[Message]:
-    """Return these routes for requests with good tokens, then for requests whose token may be made up.
+    """Return these routes for requests with verified tokens, then for requests with unverified tokens.
 
-    `longest` limits the time of the latter, except for streams to pods and nodes.
-
-    Envoy takes one of the latter first. The filter (`credentials.py`) then says of a good token that it is good.
+    `longest` limits the duration of requests with unverified tokens, except for streams to pods and nodes. Envoy
+    selects a route for unverified tokens first. The filter (`credentials.py`) then marks a verified token, and Envoy
+    selects again.
     """
-    known = {"name": KNOWN_HEADER, "present_match": True}
+    marker = {"name": KNOWN_HEADER, "present_match": True}
     verifying = {"typed_per_filter_config": with_credentials(of.key)}
     unknown = {"metadata": described(of, known=False), **verifying}
-    apart = {"route": {"priority": UNKNOWN_PRIORITY}}
+    priority = {"route": {"priority": UNKNOWN_PRIORITY}}
     streams = {"name": ":path", "string_match": {"safe_regex": {"regex": STREAMS}}}
-    made_up = [_limited(route, {**unknown, **(apart if "route" in route else {})}) for route in routes]
+    unverified = [_limited(route, {**unknown, **(priority if "route" in route else {})}) for route in routes]
     if longest is not None:
-        lasting = [_limited(route, {"match": {"headers": [streams]}}) for route in made_up]
-        made_up = [*lasting, *(_limited(route, {"route": longest}) for route in made_up)]
+        lasting = [_limited(route, {"match": {"headers": [streams]}}) for route in unverified]
+        unverified = [*lasting, *(_limited(route, {"route": longest}) for route in unverified)]
     return [
         *(
-            _limited(route, {"match": {"headers": [known, *route["match"].get("headers", ())]}, **verifying})
+            _limited(route, {"match": {"headers": [marker, *route["match"].get("headers", ())]}, **verifying})
             for route in routes
         ),
-        *made_up,
+        *unverified,
     ]
 
 
@@ -212,7 +216,7 @@ def _is_public(route: Route) -> bool:
 
 
 def _public(route: Route) -> Message:
-    """Return the route for nodes that join: they read `cluster-info` before they have a credential."""
+    """Return the route for joining nodes, which read `cluster-info` before they have a credential."""
     action = {"cluster": by_nobody(route.key), "prefix_rewrite": _CLUSTER_INFO, **_STREAMING, "timeout": "10s"}
     filters = {**_without_authorizer()["typed_per_filter_config"], **rate_by_address()}
     match = {"prefix": f"{route.path}{_CLUSTER_INFO}"}
@@ -236,14 +240,15 @@ def _refused_by_authorizer() -> Message:
 
 
 def _authorized(name: str, *, bodies: Iterable[BodyLimit]) -> Message:
-    """Return the step of all requests about which the authorizer decides: it names the control plane, and its user.
+    """Return the step for all requests that the authorizer decides. Its response names the cluster and the user.
 
-    These are those with a client certificate, and all to control planes that are not awake: so Envoy knows nothing of
-    them, and whether there are any does not show in its configuration. The authorizer answers when the control plane is
-    awake, or says why not. A request keeps the table with which it began, so this route leads there then.
+    The step covers requests with a client certificate, and requests to control planes that are not awake. So Envoy's
+    configuration does not contain sleeping control planes, and cannot reveal them. The authorizer responds once the
+    control plane is awake, or with a refusal. Since a request keeps the route configuration with which it began, this
+    route then leads to the cluster.
 
-    Which of the two was decided by whom cannot diverge: while the path of a deleted control plane becomes another
-    one's, a certificate that was verified for the one never leads to the other.
+    User and cluster always belong together. After a control plane is deleted, its path may pass to a new control plane.
+    A certificate that was verified for the deleted control plane never leads to the new control plane.
     """
     changing = _on_match(_authorized_changes(name, bodies=bodies))
     limited = {"action": _action([_limited(_by_authorizer(name), idle(WAITING_IDLE_SECONDS))])}
@@ -255,9 +260,9 @@ def _authorized(name: str, *, bodies: Iterable[BodyLimit]) -> Message:
 
 
 def _authorized_changes(name: str, *, bodies: Iterable[BodyLimit]) -> Message:
-    """Return the routes of requests that change something. The authorizer also names the limits of their bodies.
+    """Return the routes of mutating requests that the authorizer decides. Its response also names their body limits.
 
-    A request that waits for the authorizer has no limit of its control plane yet.
+    A request that still waits for the authorizer has no limit of its control plane yet.
     """
     waiting = _action([_limited(_by_authorizer(name), idle(WAITING_IDLE_SECONDS))])
     limited = {str(limit): {"action": _action(_authorized_change(name, limit))} for limit in sorted(bodies, key=str)}
@@ -268,11 +273,14 @@ def _authorized_changes(name: str, *, bodies: Iterable[BodyLimit]) -> Message:
 
 
 def _authorized_change(name: str, limit: BodyLimit) -> list[Message]:
-    found = _limited(_by_authorizer(name), idle(limit.idle_seconds))
+    accepted = _limited(_by_authorizer(name), idle(limit.idle_seconds))
     if limit.longest is None:
-        return [found]
+        return [accepted]
     metadata = {"metadata": longest_body(limit.longest)}
-    return [*(_limited(found, {**part, **metadata}) for part in short(limit.longest)), {**_too_long(name), **metadata}]
+    return [
+        *(_limited(accepted, {**part, **metadata}) for part in short(limit.longest)),
+        {**_too_long(name), **metadata},
+    ]
 
 
 def _too_long(name: str) -> Message:
@@ -300,7 +308,7 @@ def _by_authorizer(name: str) -> Message:
 
 
 def _limited(route: Message, part: Message) -> Message:
-    """Return a route for those requests alone whose bodies may pass."""
+    """Return a route with additional fields. Fields of both are merged, and values of `part` win."""
     merged = {key: {**route.get(key, {}), **values} for key, values in part.items()}
     return {**route, **merged}
 
@@ -314,6 +322,8 @@ def _action(routes: list[Message]) -> Message:
 
 
 def tenant_of(path: str) -> str | None:
-    """Return the clusterPath of a path as it was sent, as Envoy reads it; None if it is no control plane's."""
-    found = re.match(r"/clusters/([-a-z0-9]+)/control-plane(?=[/?]|\Z)", path)
-    return found[1] if found is not None else None
+    """Return the clusterPath of an unmodified request path, as Envoy interprets it; None for a path of no control
+    plane.
+    """
+    match = re.match(r"/clusters/([-a-z0-9]+)/control-plane(?=[/?]|\Z)", path)
+    return match[1] if match is not None else None
