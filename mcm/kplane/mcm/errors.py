@@ -6,15 +6,15 @@ __all__ = ["ConfigurationError", "McmError", "NotAnnounced", "RegistrationWithdr
 
 
 class McmError(Exception):
-    """Root of the errors of this package."""
+    """Base class of the errors of this package."""
 
 
 class ConfigurationError(McmError):
-    """A registration or a flag has a value that mcm cannot use; the message says which value and why."""
+    """A registration or a flag has a value that mcm cannot use; the message names the value and the cause."""
 
 
 class NotAnnounced(McmError):
-    """An instance must not start, because mcm failed to announce it in its registration; the caller retries."""
+    """mcm failed to announce an instance in its registration, so the instance must not start; the caller retries."""
 
 
 class RegistrationWithdrawn(McmError):

@@ -1,4 +1,4 @@
-"""The instances of the whole fleet: one for each service of each engaged cluster, none for any other."""
+"""Instances of the fleet: one for each service of each engaged cluster."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ logger = logging.getLogger(__name__)
 
 
 class Instances(Aware):
-    """Starts the instances of a cluster when it is engaged, and ends them, awaited, with the engagement.
+    """Starts the instances of a cluster when it is engaged, and stops them when the engagement closes.
 
-    The next engagement of a cluster begins only after the end of the one before, so one cluster never has two instances
-    of a kind. Another set of services ends and starts instances within an engagement. The observer gets one report for
-    all instances of a cluster: before the first start, when one of them changes, and when all have ended.
+    The next engagement of a cluster begins only after the former instances have ended. So a cluster never has two
+    instances of a kind. A change of the services starts and stops instances within an engagement. The observer gets a
+    report for all instances of a cluster before the first start, after each change, and when all have ended.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class Instances(Aware):
         leftovers: Leftovers | None = None,
         holder: Holder | None = None,
     ) -> None:
-        """`readers` is the CA, in PEM, of the clients that may read metrics of instances; None: metrics are closed.
+        """`readers` is the CA, in PEM, of the clients that may read metrics of instances; None: instances serve none.
 
         `admit` is awaited before an instance starts; if it raises WorkloadsError, the instance does not start. `flags`
-        are of kube-controller-manager. Each instance runs while `holder` has the Lease of its program in its control
-        plane. Without `gate_pace`, instances run without Leases. `leftovers` gets the files of instances that have
-        ended.
+        are flags of kube-controller-manager. Each instance runs while `holder` holds the Lease of its program in its
+        control plane. Without `gate_pace`, instances run without Leases. `leftovers` removes the files of instances
+        that have ended.
         """
         self._runtime = runtime
         self._observer = observer
@@ -78,27 +78,27 @@ class Instances(Aware):
         self._admit = admit
         self._instances: dict[str, tuple[Instance, ...]] = {}
         self._works: dict[str, Engagement] = {}
-        """By component: what starts the instance and has it follow its cluster, from its announcement to its end."""
+        """Engagements by component; each runs the start gate and the updates of an instance until its end."""
         self._announced: dict[str, tuple[InstanceKind, ...]] = {}
-        """What runs by the last announcement of a cluster; absent while that changes."""
+        """Kinds of the last announcement, by cluster; absent while the services of the cluster change."""
         self._leftovers = leftovers or Leftovers(runtime)
         runtime.before_restart(self._wait_to_restart)
 
     @property
     def groups(self) -> Mapping[str, tuple[Instance, ...]]:
-        """The instances by the name of their cluster, at least one each; controllers come first."""
+        """Instances by the name of their cluster, at least one for each cluster; controllers come first."""
         return MappingProxyType(self._instances)
 
     def all(self) -> list[Instance]:
-        """Every instance of every cluster."""
+        """Return every instance of every cluster."""
         return [instance for instances in self._instances.values() for instance in instances]
 
     def components(self) -> set[str]:
-        """Names in the runtime of all instances."""
+        """Return the names of all instances in the runtime."""
         return {instance.component for instance in self.all()}
 
     def profile(self, cluster: Cluster) -> str:
-        """Return which controllers run for a cluster, in one word, whether or not there is an instance."""
+        """Return the name of the controllers' profile of a cluster, whether or not an instance exists."""
         return controllers_name(cluster, flags=self._flags)
 
     @override
@@ -113,12 +113,16 @@ class Instances(Aware):
             self._keep(engagement, "follow services", partial(self._follow_services, engagement))
 
     async def _bring_up(self, engagement: Engagement) -> None:
-        """Announce the instances of a cluster and start those that have not been. Raises if they may not or cannot."""
+        """Announce the instances of a cluster, and run the gates of new instances.
+
+        Raises RegistrationWithdrawn or NotAnnounced if the instances must not start. Raises McmError, WorkloadsError or
+        OSError if they cannot start.
+        """
         cluster = engagement.cluster
         instances = self._instances[cluster.name]
-        waiting = [instance for instance in instances if instance.component not in self._works]
+        pending = [instance for instance in instances if instance.component not in self._works]
         try:
-            for instance in waiting:
+            for instance in pending:
                 await instance.check()
             await self._observer.announce(cluster, version=instances[0].version)
         except (RegistrationWithdrawn, NotAnnounced):
@@ -127,7 +131,7 @@ class Instances(Aware):
             self._observer.report_failure(cluster, str(error))
             raise
         self._announced[cluster.name] = tuple(instance.kind for instance in instances)
-        for instance in waiting:
+        for instance in pending:
             work = self._works[instance.component] = engagement.inner()
             admit = partial(self._admit_start, engagement)
             gate = StartGate(instance, lease=instance.lease, pace=self._gate_pace or GatePace(), admit=admit)
@@ -135,22 +139,23 @@ class Instances(Aware):
             self._keep(work, f"follow changes: {instance.kind.program}", partial(instance.follow, work))
 
     async def _admit_start(self, engagement: Engagement) -> None:
-        """Let an instance start that has its Lease. Raises WorkloadsError or McmError if it must not."""
+        """Admit the start of an instance whose Lease is held. Raises WorkloadsError or McmError if refused."""
         if self._admit is not None:
             await self._admit()
         await self._observer.confirm(engagement.cluster)
 
     async def _follow_services(self, engagement: Engagement) -> None:
-        """End and start instances as the services of the cluster change; the others continue."""
+        """Stop and start instances as the services of the cluster change; other instances continue."""
         async for cluster in engagement.changes():
-            name, wanted = cluster.name, instance_kinds(cluster)
-            if self._announced.get(name) == wanted:
+            name, desired = cluster.name, instance_kinds(cluster)
+            if self._announced.get(name) == desired:
                 continue
             self._announced.pop(name, None)
-            known = {instance.kind: instance for instance in self._instances[name]}
-            # The announcement names their services until they have ended: another registration may get them then.
-            await self._end_instances(name, [known.pop(kind) for kind in [*known] if kind not in wanted])
-            self._instances[name] = tuple(known.get(kind) or self._create(engagement, kind) for kind in wanted)
+            existing = {instance.kind: instance for instance in self._instances[name]}
+            # The announcement names the removed services until their instances have ended. Only then may another
+            # registration get these services.
+            await self._end_instances(name, [existing.pop(kind) for kind in [*existing] if kind not in desired])
+            self._instances[name] = tuple(existing.get(kind) or self._create(engagement, kind) for kind in desired)
             await self._bring_up(engagement)
             self._update(name)
 
@@ -200,23 +205,27 @@ class Instances(Aware):
             await self._observer.end(name)
 
     async def _end_instances(self, name: str, instances: Sequence[Instance]) -> None:
-        """End some instances of a cluster, and return when they have ended and their files are gone."""
+        """Stop some instances of a cluster, retry until their processes have ended, and remove their files.
+
+        Files that cannot be removed are reported, and `Leftovers` retries.
+        """
         backoff = Backoff(initial_seconds=1.0, maximum_seconds=60.0)
         for instance in instances:
             if (work := self._works.pop(instance.component, None)) is not None:
                 await work.aclose()
         while failures := await _close(instances):
-            # No other instance may begin for this registration, nor its control plane go, until that is done.
+            # Until the processes have ended, no other instance may start for this registration, and its control plane
+            # must not be removed.
             message, delay = " ".join(map(str, failures)), backoff.next_delay()
             self._observer.update(name, Reason.STOP_FAILED, message=message)
             logger.error("failed to stop the instances of %s, retry in %.1f s: %s", name, delay, message)
             await asyncio.sleep(delay)
         if problem := await self._leftovers.remove(instance.component for instance in instances):
-            # Nothing works any more. To wait would keep other clusters of its shard from moving.
+            # All processes have ended. Waiting for the files would keep other clusters of the same shard from moving.
             self._observer.update(name, Reason.STOP_FAILED, message=problem)
 
 
 async def _close(instances: Iterable[Instance]) -> list[BaseException]:
-    """End them all, those that have ended once more; return what went wrong."""
+    """Close all instances, also instances that an earlier call closed. Return the exceptions."""
     ends = await asyncio.gather(*(instance.aclose() for instance in instances), return_exceptions=True)
     return [end for end in ends if isinstance(end, BaseException)]

@@ -49,11 +49,11 @@ __all__ = ["main", "run"]
 logger = logging.getLogger(__name__)
 
 LOG_BYTES: Final = 1 << 20
-"""Of each instance, twice: the directory may be in memory, and there are as many instances as tenants."""
+"""Limit of each of an instance's two log files. The directory may be in memory, and each tenant has an instance."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run until SIGTERM or SIGINT. Ends the process with status 0 after a clean stop, 1 where it cannot run."""
+    """Run until SIGTERM or SIGINT. Exit with status 0 after a clean stop, and 1 after an error."""
     settings = Settings.parse(arguments)
     run_process(
         lambda stop: run(settings, until=stop),
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 async def run(settings: Settings, *, until: asyncio.Event) -> None:
-    """Run until the event is set; then every instance has ended. Raises McmError, ProviderError or WorkloadsError."""
+    """Run until the event is set, and stop every instance. Raises McmError, ProviderError or WorkloadsError."""
     await _check_flags(settings)
     if not landlock_version():
         logger.warning(
@@ -108,7 +108,8 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
             )
             provider: Provider = DebouncingProvider(feed.provider, programs=programs, flags=settings.instance_flags)
             if feed.endpoints is not None:
-                # Of registrations the operator decides which one has a control plane's services.
+                # Registrations need no such choice: the operator gives each service of a control plane to a single
+                # registration.
                 provider = only = OnePerServerProvider(provider, age=feed.age, refused=observer.report_failure)
                 _at_handover(coordinator, noting_elsewhere(only, endpoints=feed.endpoints, mine=coordinator.may_work))
             _at_handover(coordinator, feed.look_again)
@@ -134,7 +135,7 @@ async def _check_flags(settings: Settings) -> None:
 
 
 def _at_handover(coordinator: Coordinator, listener: Callable[[], None]) -> None:
-    """Call the listener when this mcm has acquired or lost control planes."""
+    """Call the listener each time that this mcm has acquired or lost control planes."""
     if isinstance(coordinator, Sharded):
         coordinator.listen(listener)
         coordinator.listen_lost(listener)
@@ -144,14 +145,14 @@ def _at_handover(coordinator: Coordinator, listener: Callable[[], None]) -> None
 async def _observer(
     settings: Settings, *, feed: ClusterFeed, client: Client, coordinator: Coordinator, version: str | None
 ) -> AsyncIterator[InstanceObserver]:
-    """Report instances in Events, and with --report-status in the status of registrations."""
+    """Yield the observer of instances: it posts Events, and with --report-status writes the status of registrations."""
     registrations = feed.registrations
     async with contextlib.AsyncExitStack() as stack:
-        told: InstanceObserver = NullReporter(registration=None)
+        observer: InstanceObserver = NullReporter(registration=None)
         if registrations is not None:
-            told = NullReporter(registration=registrations.registration, mode=settings.source.mode)
+            observer = NullReporter(registration=registrations.registration, mode=settings.source.mode)
         if registrations is not None and settings.report_status:
-            told = reports = StatusReporter(
+            observer = reports = StatusReporter(
                 client,
                 registration=registrations.registration,
                 version=version,
@@ -168,7 +169,7 @@ async def _observer(
             await stack.enter_async_context(reports.running())
         recorder = EventRecorder(lambda: client, component="mcm")
         await stack.enter_async_context(contextlib.aclosing(recorder))
-        yield Events(told, recorder=recorder, resource=feed.resource, seen=feed.seen)
+        yield Events(observer, recorder=recorder, resource=feed.resource, seen=feed.seen)
 
 
 @contextlib.asynccontextmanager
@@ -180,7 +181,7 @@ async def _status(
     coordinator: Coordinator,
     synced: Callable[[], bool],
 ) -> AsyncIterator[None]:
-    """Serve health and metrics; those of instances are read with the certificate of `reader`, if there is one."""
+    """Serve health and metrics. Metrics of instances are read with the certificate of `reader`; None: they are not."""
     async with Scraper(reader) if reader is not None else contextlib.nullcontext() as scraper:
         metrics = Metrics(
             overview,
@@ -210,7 +211,7 @@ async def _logs(settings: Settings, *, instances: Instances, runtime: ProcessRun
             for instance in instances.all()
         ]
 
-    # A stream of its own: at its end Python flushes `sys.stdout`, and would wait for the reader.
+    # A separate stream: Python flushes `sys.stdout` at exit, and would wait for a slow reader.
     stream = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     logs = InstanceLogs(present, form=settings.instance_logs, stream=stream)
     unsubscribe = runtime.subscribe(logs.look)
@@ -222,7 +223,7 @@ async def _logs(settings: Settings, *, instances: Instances, runtime: ProcessRun
 
 
 async def _version(runtime: Runtime) -> str | None:
-    """Return the version of the instances; that the program is missing is told where it is to run."""
+    """Return the version of kube-controller-manager; None if unknown. The start of an instance reports the failure."""
     try:
         version = await runtime.version(PROGRAM)
     except WorkloadsError as error:

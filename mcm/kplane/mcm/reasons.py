@@ -8,7 +8,7 @@ __all__ = ["Reason"]
 
 
 class Reason(StrEnum):
-    """Why the condition Running is as it is."""
+    """Reason of the condition Running."""
 
     INSTANCE_RUNNING = "InstanceRunning"
     """The instance runs and answers its health check."""

@@ -1,4 +1,4 @@
-"""The configuration of `mcm`: every flag and environment variable, checked before anything starts."""
+"""Configuration of `mcm`: every flag and environment variable, validated before mcm starts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kplane.mcm.source.sources import Source, SourceKind
 __all__ = ["Settings"]
 
 _LEAST_MIB: Final = 64
-"""With less, an instance would be killed again and again."""
+"""Smallest memory limit. With less memory, an instance would be killed again and again."""
 _SOURCE: Final = "where control planes are found"
 _SHARDING: Final = "several mcm that share a fleet"
 _SHARDING_DETAILS: Final = frozenset(
@@ -40,7 +40,7 @@ def _memory(mebibytes: int) -> int:
 
 
 class Settings(Configuration):
-    """The configuration of mcm. Flags that are not here are kube-controller-manager's: see `instance_flags`."""
+    """Configuration of mcm. All other flags are flags of kube-controller-manager: see `instance_flags`."""
 
     program: ClassVar = "mcm"
     environment_prefix: ClassVar = "KPLANE_MCM_"
@@ -106,7 +106,7 @@ class Settings(Configuration):
     @classmethod
     @override
     def parse(cls, arguments: Sequence[str] | None = None, *, environment: Mapping[str, str] = os.environ) -> Self:
-        """Read the command line and the environment. Ends the process with status 2 if a flag is wrong."""
+        """Parse the command line and the environment. Exit with status 2 if a flag is invalid."""
         try:
             settings, others = cls.parse_known(
                 sys.argv[1:] if arguments is None else arguments, environment=environment
@@ -119,7 +119,7 @@ class Settings(Configuration):
 
     @property
     def instance_flags(self) -> Flags:
-        """Flags of kube-controller-manager, for every instance."""
+        """Flags of kube-controller-manager, for every instance of it."""
         return self._flags
 
     @cached_property
@@ -129,7 +129,7 @@ class Settings(Configuration):
 
     @cached_property
     def source(self) -> Source:
-        """Where control planes are found."""
+        """Source of the control planes. Raises ConfigurationError if its flags do not fit together."""
         return Source.of(
             self.cluster_source,
             template=self.cluster_kubeconfig_secret_template,
@@ -140,7 +140,7 @@ class Settings(Configuration):
 
     @cached_property
     def sharding(self) -> Sharding | None:
-        """How the fleet is shared with other mcm; None: this one is alone."""
+        """Sharing of the fleet with other mcm; None: this mcm is alone. Raises ConfigurationError for invalid flags."""
         if not self.cluster_sharding:
             return None
         return Sharding.of(
@@ -152,9 +152,9 @@ class Settings(Configuration):
 
     @property
     def has_to_announce(self) -> bool:
-        """Whether an instance starts only after its registration says so, if mcm writes to registrations.
+        """Whether an instance starts only after its announcement is written, if mcm writes to registrations.
 
-        An mcm with Leases runs nothing anyway while the management cluster takes no writes.
+        An mcm with shard Leases runs no instances anyway while the management cluster takes no writes.
         """
         return self.registration is not None or self.cluster_sharding
 

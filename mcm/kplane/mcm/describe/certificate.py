@@ -1,4 +1,4 @@
-"""Certificates between mcm and its instances: mcm trusts only its instance, and the instance lets in only mcm."""
+"""Certificates between mcm and its instances: each side trusts only the certificate of the other side."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _CLOCK_SKEW = dt.timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class ServingCertificate:
-    """A certificate that is its own authority, in PEM. It is made for one instance and ends with it."""
+    """Self-signed serving certificate of one instance, and its key, in PEM."""
 
     certificate: bytes
     key: bytes = field(repr=False)
 
     @classmethod
     def create(cls, *, host: str) -> ServingCertificate:
-        """Make a key and a certificate for a host name or address."""
+        """Create a key and a certificate for a host name or an IP address."""
         return cls(
             *_sign_itself(
                 x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mcm instance")]),
@@ -38,11 +38,12 @@ class ServingCertificate:
 
 @dataclass(frozen=True, slots=True)
 class ReaderCertificate:
-    """What mcm shows to its instances to read their metrics, in PEM. It is its own authority, and no other is trusted.
+    """Self-signed client certificate with which mcm reads the metrics of its instances, and its key, in PEM.
 
-    Its group is one that Kubernetes components let do everything without asking the API server (`AlwaysAllowGroups` of
-    apiserver's DelegatingAuthorizationOptions): an instance whose API server is silent still tells its metrics. No API
-    server knows this authority, so the certificate is worth nothing elsewhere.
+    The certificate is its own CA, and instances trust no other CA. Its group is `system:masters`, which Kubernetes
+    components authorize without a request to the API server (`AlwaysAllowGroups` of apiserver's
+    DelegatingAuthorizationOptions). So an instance serves metrics even if its API server does not answer. No API
+    server trusts this CA, so the certificate gives no access to an API server.
     """
 
     certificate: bytes
@@ -50,7 +51,7 @@ class ReaderCertificate:
 
     @classmethod
     def create(cls) -> ReaderCertificate:
-        """Make a key and a certificate."""
+        """Create a key and a certificate."""
         name = [
             x509.NameAttribute(NameOID.ORGANIZATION_NAME, "system:masters"),
             x509.NameAttribute(NameOID.COMMON_NAME, "mcm"),
@@ -61,7 +62,7 @@ class ReaderCertificate:
 def _sign_itself(
     name: x509.Name, *, usage: x509.ObjectIdentifier, alternative: x509.GeneralName | None = None
 ) -> tuple[bytes, bytes]:
-    """Make a certificate that is its own authority, and its key, in PEM."""
+    """Return a self-signed certificate and its key, in PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     usages = dict.fromkeys(_OTHER_USAGES, False) | {"digital_signature": True, "key_cert_sign": True}

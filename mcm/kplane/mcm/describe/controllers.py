@@ -1,4 +1,4 @@
-"""The effective configuration of an instance: what a cluster's description comes to, as a component."""
+"""Component of an instance: its command line, files and environment, from the description of a cluster."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ _CLIENT: Final = "client.pem"
 _TOKEN: Final = "token"  # noqa: S105 - a file's name
 _SERVER_CA: Final = "server-ca.crt"
 OPEN_FILES: Final = 4096
-"""Of one instance; it has some 30 of its own, and a connection for each client that asks it for something."""
+"""Limit of open files of one instance: about 30 files of its own, and one connection for each client."""
 READERS: Final = "readers-ca.crt"
-"""File with the authority of those that may read the metrics of an instance."""
+"""File with the CA of the clients that may read the metrics of an instance."""
 SERVING: Final = ("serving.crt", "serving.key")
 """Files with the serving certificate of an instance, and its key."""
 ENVIRONMENT: Final = {
-    # Trade a little CPU for memory, which each cluster costs. Measured (docs/reference/benchmarks/density.md): 20 takes
-    # 1 MiB less than 30 at rest, and a tenth more processor time when it is busy. 10 takes a third more.
+    # Trade a little CPU time for memory, which every cluster costs. Measured (docs/reference/benchmarks/density.md): 20
+    # takes 1 MiB less than 30 at rest, and a tenth more CPU time under load. A GOGC of 10 takes a third more.
     "GOGC": "20",
     "GOMAXPROCS": "1",
     # Profiling is off, so Go need not keep up to 1 MiB of samples for heap profiles.
@@ -61,21 +61,21 @@ GRACE_SECONDS: Final = 10.0
 
 
 def component_name(registration: str, *, prefix: str = "kcm") -> str:
-    """Name of the instance of a registration: a DNS label, another one for each registration and each prefix.
+    """Return the name of a registration's instance: a DNS label, unique for each registration and prefix.
 
-    Prefixes have three letters.
+    A prefix has three letters.
     """
     if len(registration) <= _PLAIN_LENGTH and _PLAIN.fullmatch(registration) and "--" not in registration:
         return f"{prefix}-{registration}"
     stem = re.sub(r"[^a-z0-9]+", "-", registration.lower())[:_STEM_LENGTH].strip("-") or "x"
-    # Two hyphens mark a digest: no name of the first kind has them.
+    # Two hyphens mark a digest: plain names never have two hyphens.
     return f"{prefix}-{stem}--{hashlib.sha256(registration.encode()).hexdigest()[:_DIGEST_LENGTH]}"
 
 
 def _controllers_wanted(cluster: Cluster, *, flags: Flags) -> ControllersProfile | tuple[str, ...]:
-    """Return which controllers run: by the registration or its class, by mcm's `--controllers`, or those of Nodeless.
+    """Return the profile or list of controllers, from the registration, its class, or mcm's `--controllers`.
 
-    Raises ConfigurationError for a profile that is not known here.
+    The default is the profile Nodeless. Raises ConfigurationError for an unknown profile.
     """
     if explicit := controllers_named(cluster):
         return explicit
@@ -85,22 +85,22 @@ def _controllers_wanted(cluster: Cluster, *, flags: Flags) -> ControllersProfile
     try:
         return ControllersProfile(profile)
     except ValueError:
-        known = ", ".join(ControllersProfile)
+        profiles = ", ".join(ControllersProfile)
         raise ConfigurationError(
-            f"registration {cluster.name}: unknown controllers.profile {profile!r}; use one of {known}"
+            f"registration {cluster.name}: unknown controllers.profile {profile!r}; use one of {profiles}"
         ) from None
 
 
 def controllers_name(cluster: Cluster, *, flags: Flags) -> str:
-    """Name them: a profile, as it was asked for, also where there is none of that name, or Explicit for a list."""
+    """Return the name of the profile as given, even if unknown, or Explicit for a list of controllers."""
     if controllers_named(cluster):
         return _EXPLICIT
-    otherwise = _EXPLICIT if flags.controllers else ControllersProfile.NODELESS
-    return cluster.attributes.get(PROFILE_ATTRIBUTE) or otherwise
+    default = _EXPLICIT if flags.controllers else ControllersProfile.NODELESS
+    return cluster.attributes.get(PROFILE_ATTRIBUTE) or default
 
 
 def controllers_named(cluster: Cluster) -> tuple[str, ...]:
-    """List the controllers that the registration or its class names one by one; empty if it does not."""
+    """Return the controllers that the registration or its class lists by name; empty if there is no list."""
     return tuple(name for name in cluster.attributes.get(CONTROLLERS_ATTRIBUTE, "").split(",") if name)
 
 
@@ -109,10 +109,10 @@ _EXPLICIT: Final = "Explicit"
 _DEFAULTS: Final = (
     "--use-service-account-credentials=false",
     "--profiling=false",
-    # Some controllers make this directory; the default is one of the machine's.
+    # Some controllers create this directory. The default path is a directory of the host.
     f"--flex-volume-plugin-dir={DATA}/flexvolumes",
 )
-"""What an instance is told where the flags of mcm's own command line do not say it."""
+"""Flags of an instance that flags of mcm's own command line override."""
 
 
 def configure(
@@ -124,17 +124,16 @@ def configure(
     program: str = PROGRAM,
     readers: bytes | None = None,
 ) -> Component:
-    """Describe the instance of a cluster. `program` is as `Component.program` has it.
+    """Return the component of a cluster's kube-controller-manager.
 
-    `readers` is the authority of those that may read its metrics, in PEM.
-
-    Where two descriptions differ only in files that kube-controller-manager reads again by itself, the process goes on.
-    Raises ConfigurationError if the profile is not known or the kubeconfig has no credentials.
+    `program` is a name or a path, as in `Component.program`. `readers` is the CA, in PEM, of the clients that may read
+    the metrics. The process continues if a new description differs only in files that kube-controller-manager reloads.
+    Raises ConfigurationError if the profile is unknown or the kubeconfig has no credentials.
     """
-    wanted, keys = _controllers_wanted(cluster, flags=flags), keys_of(cluster)
+    selection, keys = _controllers_wanted(cluster, flags=flags), keys_of(cluster)
     arguments = (
         *flags.over(_DEFAULTS),
-        f"--controllers={','.join(controllers(wanted, keys=keys))}",
+        f"--controllers={','.join(controllers(selection, keys=keys))}",
         *(f"{flag}={FILES}/{name}" for name, flag in _KEY_FLAGS.items() if name in keys),
     )
     return instance_component(
@@ -166,27 +165,30 @@ def instance_component(
     data: bool = False,
     reads: tuple[str, ...] = (),
 ) -> Component:
-    """Describe an instance of any program by its own arguments and files: connection, port and life are the same.
+    """Return the component of a program with these arguments and files.
 
-    It reads its own files and those of the machine. `reads` are others.
+    All programs have the same flags for connection and port, and the same lifetime. The sandbox lets the process read
+    its own files and the files of the operating system; `reads` are further paths. Raises ConfigurationError if the
+    kubeconfig has no credentials.
     """
     return Component(
         name=name,
         program=program,
         args=(
             *arguments,
-            # The last flag of a name counts, so these win over flags of the user.
+            # The last flag of a name counts, so these flags override flags of the user.
             f"--kubeconfig={FILES}/kubeconfig",
-            # With this flag it asks the API server for something before it serves /healthz. Without the flag it claims
-            # to be healthy while it waits for an API server: 10 seconds if that refuses it, for ever if it is silent.
+            # With this flag, the program sends a request to the API server before it serves /healthz. Without the flag,
+            # /healthz is ok while the program waits for an API server. The program waits for 10 seconds if connections
+            # are refused, and for ever if the server is silent.
             f"--authentication-kubeconfig={FILES}/kubeconfig",
             f"--bind-address={address.host}",
             f"--secure-port={address.ports[PORT]}",
             f"--tls-cert-file={FILES}/serving.crt",
             f"--tls-private-key-file={FILES}/serving.key",
-            # mcm holds the Lease of that election for it.
+            # mcm holds the Lease of that election on behalf of the instance.
             "--leader-elect=false",
-            # In place of the CAs that the tenant's API server names, which then open nothing here.
+            # Replaces the client CAs that the tenant's API server publishes, so certificates of these CAs are refused.
             *((f"--client-ca-file={FILES}/{READERS}",) if readers is not None else ()),
         ),
         files={
@@ -209,7 +211,7 @@ def instance_component(
 
 
 def _environment(arguments: Sequence[str]) -> Mapping[str, str]:
-    """Who asks for profiles finds all of them."""
+    """Return the environment; without GODEBUG if profiling is on, so that heap profiles are complete."""
     if "--profiling=false" in arguments:
         return ENVIRONMENT
     return {name: value for name, value in ENVIRONMENT.items() if name != "GODEBUG"}
@@ -224,7 +226,10 @@ _KEY_FLAGS: Final = {
 
 
 def keys_of(cluster: Cluster) -> dict[str, bytes]:
-    """Take what controllers work with out of the Secret; half a signing CA is none."""
+    """Return the keys of the Secret that controllers use, by file name, without an incomplete signing CA.
+
+    `ca.crt` defaults to the CA of the kubeconfig.
+    """
     keys = {name: cluster.credentials[name] for name in _KEY_FLAGS if cluster.credentials.get(name)}
     if not {"signing-ca.crt", "signing-ca.key"} <= keys.keys():
         keys = {name: content for name, content in keys.items() if not name.startswith("signing-ca.")}
@@ -234,7 +239,10 @@ def keys_of(cluster: Cluster) -> dict[str, bytes]:
 
 
 def connection(cluster: Cluster) -> dict[str, File]:
-    """Make the kubeconfig and the files it refers to: credentials in files are read again, inline ones never."""
+    """Return the kubeconfig and its files. Programs reload credentials in files, and never reload inline credentials.
+
+    Raises ConfigurationError if the kubeconfig has no credentials.
+    """
     config = cluster.config
     server: dict[str, Any] = {"server": config.server}
     user: dict[str, Any] = {}
@@ -247,7 +255,7 @@ def connection(cluster: Cluster) -> dict[str, File]:
     if config.proxy is not None:
         server["proxy-url"] = config.proxy
     if config.client_certificate is not None and config.client_key is not None:
-        # One file for both, because two cannot be replaced in one step.
+        # One file for certificate and key, because two files cannot be replaced atomically.
         user["client-certificate"] = user["client-key"] = _CLIENT
         files[_CLIENT] = File(config.client_certificate.rstrip() + b"\n" + config.client_key, reloaded=True)
     if config.token is not None:

@@ -1,4 +1,4 @@
-"""Asks kube-controller-manager whether it would start with some arguments; nothing is started by that."""
+"""Dry run of kube-controller-manager with some arguments: validates flags, and starts no controllers."""
 
 from __future__ import annotations
 
@@ -19,32 +19,33 @@ _REFUSAL: Final = re.compile(r'^Error: (.+)$|"command failed"[, ]+"?err"?[=:]"((
 
 
 async def dry_run(program: Path, arguments: Sequence[str]) -> str | None:
-    """Return why kube-controller-manager does not take these arguments, in its own words; None if it does.
+    """Return the error with which kube-controller-manager rejects these arguments; None if the arguments are valid.
 
-    It validates all flags before it reads its kubeconfig, and here there is none: so the complaint about that one says
-    that all the rest is well (upstream cmd/kube-controller-manager/app/options, `Config`). `--version` and `--help`
-    would have it parse them, and look at no value of `--controllers`. Raises RuntimeFailure if it cannot be asked.
+    The program validates all flags before it reads its kubeconfig, and this kubeconfig does not exist. So an error
+    about the kubeconfig proves that all flags are valid (upstream cmd/kube-controller-manager/app/options, `Config`).
+    `--version` and `--help` would parse the flags, and not check the value of `--controllers`. Raises RuntimeFailure
+    if the program cannot be run.
     """
-    # Ours come first, so that no flag that lacks its value takes one of them for it.
+    # mcm's own flags come first, so that a preceding flag without a value cannot take one of them as its value.
     question = [f"--kubeconfig={_NOWHERE}", "--secure-port=0", *arguments]
     try:
         await run_program(program, question, timeout_seconds=_TIMEOUT_SECONDS)
     except ProgramFailed as failure:
-        said = _refusal(failure.stderr.decode(errors="replace"))
-        if said is None:
+        error_text = _refusal(failure.stderr.decode(errors="replace"))
+        if error_text is None:
             raise RuntimeFailure(f"failed to validate flags with {program}: {failure}") from failure
-        return None if said.startswith(f"stat {_NOWHERE}:") else said
+        return None if error_text.startswith(f"stat {_NOWHERE}:") else error_text
     except ProgramTimedOut as error:
         raise RuntimeFailure(f"failed to validate flags with {program}: {error}") from error
     raise RuntimeFailure(f"failed to validate flags with {program}: it ended and did not mention its kubeconfig")
 
 
 def _refusal(said: str) -> str | None:
-    """Find the last complaint, which is below the usage or, with a high `--v`, below all flags."""
-    found = deque(_REFUSAL.finditer(said), maxlen=1)
-    if not found:
+    """Return the last error in the output: below the usage or, with a high `--v`, below a list of all flags."""
+    matches = deque(_REFUSAL.finditer(said), maxlen=1)
+    if not matches:
         return None
-    plain, quoted = found[0].groups()
+    plain, quoted = matches[0].groups()
     if plain is not None:
         return str(plain)
     try:

@@ -1,4 +1,4 @@
-"""Flags of the programs on mcm's own command line: they reach every instance."""
+"""Flags of kube-controller-manager and kube-scheduler on mcm's own command line. They apply to every instance."""
 
 from __future__ import annotations
 
@@ -61,18 +61,18 @@ _OWNED_OF_SCHEDULER: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What the instances are told beyond what mcm and their registrations say."""
+    """Flags for all instances of a program, besides the flags that mcm and the registrations set."""
 
     arguments: tuple[str, ...] = ()
-    """As they were given, in their order, without `--controllers`."""
+    """Arguments as given, in order, without `--controllers`."""
     controllers: tuple[str, ...] = ()
-    """Value of `--controllers`, the default of registrations and classes that name no controllers. Empty: not given."""
+    """Value of `--controllers`: the default of registrations and classes without controllers. Empty: not given."""
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> Flags:
-        """Take the flags that are not mcm's own. Raises ConfigurationError for one that mcm sets itself.
+        """Parse the flags of kube-controller-manager. Raises ConfigurationError for a flag that mcm sets itself.
 
-        Whether the others are flags of kube-controller-manager is for itself to say: see `check_flags`.
+        Only kube-controller-manager knows whether the other flags exist: see `check_flags`.
         """
         kept: list[str] = []
         controllers: list[str] | None = None
@@ -86,7 +86,7 @@ class Flags:
             if name != _CONTROLLERS:
                 kept.append(argument)
                 continue
-            # As for kube-controller-manager, a second one adds to the first.
+            # As in kube-controller-manager, a second `--controllers` adds to the first.
             _, separator, value = argument.partition("=")
             controllers = controllers or []
             controllers += [item for item in (value if separator else next(rest, "")).split(",") if item]
@@ -96,9 +96,9 @@ class Flags:
 
     @classmethod
     def parse_scheduler(cls, arguments: Sequence[str]) -> Flags:
-        """Take flags of kube-scheduler, each with its value. Raises ConfigurationError for one that mcm sets itself.
+        """Parse flags of kube-scheduler, each with its value. Raises ConfigurationError for flags that mcm sets itself.
 
-        Whether it knows the others is for itself to say: see `check_flags`.
+        Only kube-scheduler knows whether the other flags exist: see `check_flags`.
         """
         for argument in arguments:
             if not argument.startswith("--") or argument == "--":
@@ -112,16 +112,16 @@ class Flags:
         return cls(tuple(arguments))
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
+        """Whether any flag is given."""
         return bool(self.arguments or self.controllers)
 
     def over(self, defaults: Sequence[str]) -> tuple[str, ...]:
-        """Put them in place of those defaults, each `--name=value`, that they set as well."""
-        given = {_name(argument) for argument in self.arguments}
-        return (*(default for default in defaults if _name(default) not in given), *self.arguments)
+        """Return these flags after the defaults, each `--name=value`, that these flags do not override."""
+        names = {_name(argument) for argument in self.arguments}
+        return (*(default for default in defaults if _name(default) not in names), *self.arguments)
 
     def paths(self) -> tuple[str, ...]:
-        """List the absolute paths among their values, such as the file of `--cloud-config`."""
+        """Return the absolute paths among the values, such as the file of `--cloud-config`."""
         values = (argument.partition("=")[2] if "=" in argument else argument for argument in self.arguments)
         return tuple(value for value in values if value.startswith("/"))
 
@@ -130,25 +130,25 @@ NO_FLAGS: Final = Flags()
 
 
 async def check_flags(flags: Flags, *, program: str, directories: Sequence[Path]) -> None:
-    """Ask every program of that name, of whatever version, whether it can be started with these flags.
+    """Validate these flags with every version of the program in these directories.
 
-    Raises ConfigurationError if one refuses them, with its own words, or where there is none; RuntimeFailure where
-    one cannot be asked.
+    Raises ConfigurationError with the program's own error if a program rejects the flags, and if no program is found.
+    Raises RuntimeFailure if a program cannot be run.
     """
-    found = find_programs(program, directories=directories)
-    if not found:
+    paths = find_programs(program, directories=directories)
+    if not paths:
         places = ", ".join(str(directory) for directory in directories)
         raise ConfigurationError(f"cannot validate flags: {program} not found in {places}; check --programs-dir")
     question = list(flags.arguments)
     if flags.controllers:
         question.append(f"--controllers={','.join(flags.controllers)}")
-    for path in found:
-        if (refused := await dry_run(path, question)) is not None:
-            raise ConfigurationError(f"{path} rejects its flags: {refused}")
+    for path in paths:
+        if (refusal := await dry_run(path, question)) is not None:
+            raise ConfigurationError(f"{path} rejects its flags: {refusal}")
 
 
 def _name(argument: str) -> str:
-    """Return the name of a flag as kube-controller-manager understands it: it takes underscores for hyphens."""
+    """Return the name of a flag as kube-controller-manager understands it: an underscore counts as a hyphen."""
     if not argument.startswith("--"):
         return "help" if argument == "-h" else ""
     return argument[2:].partition("=")[0].replace("_", "-")

@@ -1,4 +1,4 @@
-"""Keys of a Secret that kube-controller-manager would refuse to start with."""
+"""Validation of the keys of a Secret, because kube-controller-manager ends at its start if a key is invalid."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["usable_keys"]
 
 
 class _Rule(NamedTuple):
-    """Keys that only work together, and what they have to be. `fits` raises or returns False for any other content."""
+    """Keys that are used together, and their expected content. `fits` raises or returns False for other content."""
 
     names: tuple[str, ...]
     expected: str
@@ -26,9 +26,9 @@ class _Rule(NamedTuple):
 
 
 def usable_keys(cluster: Cluster, *, former: Cluster) -> tuple[Mapping[str, bytes], tuple[str, ...]]:
-    """Replaces invalid keys of a cluster by those of its former description, if the former ones are valid or absent.
+    """Replace invalid keys of a cluster by the keys of its former description, if these are valid or absent.
 
-    Returns the credentials, and a sentence for each replacement. A sentence shows nothing of a key's content.
+    Return the credentials, and a sentence for each replacement. A sentence contains no part of a key.
     """
     if InstanceKind.CONTROLLERS not in instance_kinds(cluster):
         return cluster.credentials, ()
@@ -43,10 +43,10 @@ def usable_keys(cluster: Cluster, *, former: Cluster) -> tuple[Mapping[str, byte
 
 
 def _invalid(cluster: Cluster) -> list[_Rule]:
-    """Lists the rules that a cluster breaks, of those for which its Secret has all keys.
+    """Return the rules that a cluster violates. A rule counts only if the Secret has all of its keys.
 
-    kube-controller-manager reads the keys when its controllers start, and ends if one is invalid (client-go's util/cert
-    and util/keyutil; pkg/controller/certificates/signer/ca_provider.go).
+    kube-controller-manager reads the keys when its controllers start, and ends if a key is invalid (client-go's
+    util/cert and util/keyutil; pkg/controller/certificates/signer/ca_provider.go).
     """
     keys = keys_of(cluster)
     return [rule for rule in _RULES if keys.keys() >= set(rule.names) and not _obeys(keys, rule)]
@@ -68,15 +68,15 @@ def _signs_tokens(pem: bytes) -> bool:
 
 
 def _is_authority(certificate: bytes, key: bytes) -> bool:
-    [found] = x509.load_pem_x509_certificates(certificate)
+    [authority] = x509.load_pem_x509_certificates(certificate)
     signer = _private_key(key)
     if not isinstance(signer, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey):
         return False
-    return found.public_key() == signer.public_key()
+    return authority.public_key() == signer.public_key()
 
 
 def _private_key(pem: bytes) -> object:
-    # Without the validation, which takes a tenth of a second for an RSA key, and longer for a hostile one.
+    # Without validation, which takes a tenth of a second for an RSA key, and longer for a hostile key.
     return load_pem_private_key(pem, password=None, unsafe_skip_rsa_key_validation=True)
 
 

@@ -1,4 +1,4 @@
-"""The services of a registration: which programs run for an engaged cluster."""
+"""Services of a registration, and the programs that run for an engaged cluster."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from kplane.workloads import Address, Component
 __all__ = ["SERVICES", "InstanceKind", "fingerprint", "instance_kinds", "services_of"]
 
 SERVICES = frozenset({Service.CONTROLLERS, Service.SCHEDULER})
-"""Those that mcm provides."""
+"""Services that mcm provides."""
 
 
 class InstanceKind(enum.Enum):
-    """A service as mcm provides it; the value is the name of its program."""
+    """Service that mcm provides; the value is the name of its program."""
 
     CONTROLLERS = PROGRAM
     SCHEDULER = SCHEDULER_PROGRAM
@@ -40,7 +40,7 @@ class InstanceKind(enum.Enum):
         return component_name(registration, prefix="kcm" if self is InstanceKind.CONTROLLERS else "ksc")
 
     async def choose(self, cluster: Cluster, *, programs: Programs) -> Build:
-        """Choose the program. Raises ConfigurationError or RuntimeFailure where none can do what is asked for."""
+        """Choose the build of the program. Raises ConfigurationError or RuntimeFailure if no build fits."""
         build = await programs.choose(self.program, cluster=cluster)
         if self is InstanceKind.CONTROLLERS and (names := controllers_named(cluster)):
             await programs.check_controllers(build, names, cluster=cluster)
@@ -56,7 +56,7 @@ class InstanceKind(enum.Enum):
         program: str,
         readers: bytes | None = None,
     ) -> Component:
-        """Describe its component; `flags` are of its program.
+        """Return the component of the cluster's instance; `flags` are flags of its program.
 
         Raises ConfigurationError: see `configure`.
         """
@@ -81,23 +81,24 @@ class InstanceKind(enum.Enum):
 
 
 def instance_kinds(cluster: Cluster) -> tuple[InstanceKind, ...]:
-    """List what runs for a cluster, controllers first; they alone where it names no services."""
-    wanted = cluster.attributes.get(SERVICES_ATTRIBUTE, "").lower().split(",")
-    found = tuple(each for each in InstanceKind if each.name.lower() in wanted)
-    return found or (InstanceKind.CONTROLLERS,)
+    """Return the kinds of a cluster's instances, controllers first; only controllers if it names no known services."""
+    services = cluster.attributes.get(SERVICES_ATTRIBUTE, "").lower().split(",")
+    kinds = tuple(kind for kind in InstanceKind if kind.name.lower() in services)
+    return kinds or (InstanceKind.CONTROLLERS,)
 
 
 def services_of(cluster: Cluster) -> list[str]:
-    """List the services that run for a cluster, as registrations call them."""
-    return [each.name.title() for each in instance_kinds(cluster)]
+    """Return the services that run for a cluster, as registrations spell them."""
+    return [kind.name.title() for kind in instance_kinds(cluster)]
 
 
 def fingerprint(components: Iterable[Component]) -> str:
-    """Distinguish the configuration of all instances of one cluster from any other.
+    """Return a hash of the configuration of all instances of one cluster.
 
-    It is the same in every run of mcm: ports and certificates between mcm and its instances do not count, nor do files
-    that a program reads again by itself, nor limits, which all instances of a run have alike. It is for people, and to
-    see to turns; whether a process is replaced, the runtime finds out by itself (`Runtime.apply`).
+    The hash is the same in every run of mcm. It does not cover ports and certificates between mcm and its instances.
+    Neither does it cover files that a program reloads, nor limits, which are equal for all instances of a run. mcm
+    shows the hash to people, and uses it to decide whether a change needs a turn. The runtime decides on its own
+    whether to replace a process (`Runtime.apply`).
     """
     described = [
         [

@@ -1,4 +1,4 @@
-"""Which controllers an instance runs. Names are those of Kubernetes 1.36 (`kube-controller-manager --help`)."""
+"""Profiles of controllers. Names are from Kubernetes 1.36 (`kube-controller-manager --help`)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ CORE: Final = (
     "clusterrole-aggregation-controller",
     "garbage-collector-controller",
     "namespace-controller",
-    # The API server puts finalizers on claims and volumes. These three controllers remove them: without, a namespace
-    # with a claim never ends.
+    # The API server puts finalizers on claims and volumes, and these three controllers remove them. Without these
+    # controllers, a namespace with a claim terminates for ever.
     "persistentvolume-protection-controller",
     "persistentvolumeclaim-protection-controller",
     "volumeattributesclass-protection-controller",
@@ -23,7 +23,7 @@ CORE: Final = (
     "serviceaccount-controller",
     "serviceaccount-token-controller",
 )
-"""Without any of these a Kubernetes API does not keep what it promises."""
+"""Controllers without which a Kubernetes API does not keep its promises."""
 
 NODELESS: Final = (
     *CORE,
@@ -47,14 +47,14 @@ NODELESS: Final = (
     "token-cleaner-controller",
     "ttl-after-finished-controller",
 )
-"""And workloads, certificates and join tokens, but nothing that looks after nodes or volumes.
+"""CORE, and controllers of workloads, certificates and join tokens; no controllers of nodes or volumes.
 
-Nor validatingadmissionpolicy-status-controller: it keeps the whole OpenAPI schema in memory, 6 MiB, to write warnings
-about types into the status of policies. The API server enforces them without it.
+The list omits validatingadmissionpolicy-status-controller. This controller keeps the whole OpenAPI schema in memory,
+6 MiB, to write warnings about types into the status of policies. The API server enforces policies without it.
 """
 
 _FULL: Final = ("*", "bootstrap-signer-controller", "token-cleaner-controller")
-"""All that are on by default, and the two that bootstrap tokens need, which kubeadm turns on as well."""
+"""Controllers that are on by default, and the two for bootstrap tokens, which kubeadm turns on as well."""
 
 _NEEDS: Final[Mapping[str, frozenset[str]]] = {
     "serviceaccount-token-controller": frozenset({"sa.key"}),
@@ -64,14 +64,14 @@ _NEEDS: Final[Mapping[str, frozenset[str]]] = {
 
 
 def controllers(wanted: ControllersProfile | Sequence[str], *, keys: Collection[str]) -> tuple[str, ...]:
-    """List what `--controllers` gets, for a profile or a list of the same form.
+    """Return the value of `--controllers` for a profile, or for a list of the same form.
 
-    `keys` are those of the Secret that are there: without the keys that a controller works with it is left out.
+    `keys` are the names of the keys in the Secret. A controller is left out if a key that it needs is missing.
     """
-    lacking = sorted(name for name, needed in _NEEDS.items() if not needed.issubset(keys))
+    missing = sorted(name for name, needed in _NEEDS.items() if not needed.issubset(keys))
     listed = _PROFILES[wanted] if isinstance(wanted, ControllersProfile) else wanted
-    named = tuple(name for name in listed if name not in lacking)
-    return (*named, *(f"-{name}" for name in lacking)) if "*" in named else named
+    named = tuple(name for name in listed if name not in missing)
+    return (*named, *(f"-{name}" for name in missing)) if "*" in named else named
 
 
 _PROFILES: Final = {

@@ -1,4 +1,4 @@
-"""The programs that instances run: of several versions, the one that fits an API server."""
+"""Programs of instances: chooses the version that fits an API server."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class Build:
     """A program in one version."""
 
     program: str
-    """As `Component.program` has it: an absolute path, or a name where any version will do."""
+    """Absolute path, or a name if any version will do; see `Component.program`."""
     version: KubernetesVersion | None = None
-    """None if it is not known, and was not chosen by that."""
+    """None if the version is unknown; any version will do then."""
 
 
 class Programs:
-    """Knows which versions of the programs there are, and what they take.
+    """Finds the versions of the programs, chooses among them, and caches their answers to dry runs.
 
-    `directories` may each have another version, and are those that the runtime searches; without any there is what the
-    runtime finds. What programs answer is remembered for as long as their files are the same. `first` is the version of
-    those that count where that of the API server is not known.
+    Each of `directories` may have another version; the runtime searches the same directories. Without directories, the
+    runtime finds the programs. An answer is cached until the program's file changes. `first` is the version of the
+    programs that run if the version of the API server is unknown.
     """
 
     def __init__(
@@ -53,34 +53,35 @@ class Programs:
         self._told: set[str] = set()
 
     async def choose(self, program: str, *, cluster: Cluster) -> Build:
-        """Choose the build for a cluster: of the API server's own minor version, else of the one before; the newest.
+        """Return the newest build of the API server's minor version, or else of the minor version before.
 
         By https://kubernetes.io/releases/version-skew-policy/ neither kube-controller-manager nor kube-scheduler is
-        newer than kube-apiserver, and each is one minor version older at most. Where the API server's version is not
-        known, the first one counts.
+        newer than kube-apiserver, and each is at most one minor version older. If the version of the API server is
+        unknown, the result is the program that the runtime finds first.
 
-        Raises ConfigurationError if there is none that fits, RuntimeFailure where none tells its version.
+        Raises ConfigurationError if no build fits, RuntimeFailure if no program reports its version.
         """
         reported = cluster.attributes.get(VERSION_ATTRIBUTE)
         server = KubernetesVersion.parse(f"{reported}.0") if reported else None
         if server is None:
             return Build(program, self._first)
         builds = await self._builds(program)
-        fitting = [version for version in builds if server.minors_after(version) in {0, 1}]
-        if fitting:
-            chosen = max(fitting)
-            return Build(builds[chosen], chosen)
-        there = " and ".join(str(version) for version in sorted(builds))
+        candidates = [version for version in builds if server.minors_after(version) in {0, 1}]
+        if candidates:
+            newest = max(candidates)
+            return Build(builds[newest], newest)
+        present = " and ".join(str(version) for version in sorted(builds))
         raise ConfigurationError(
             f"registration {cluster.name}: its API server is Kubernetes {reported}, which needs {program}"
-            f" {server.major}.{server.minor} or {server.major}.{server.minor - 1}, and there is {there} only; add one"
+            f" {server.major}.{server.minor} or {server.major}.{server.minor - 1}, and there is {present} only; add one"
             " of them (--programs-dir), or change the version of the control plane"
         )
 
     async def check_controllers(self, build: Build, names: tuple[str, ...], *, cluster: Cluster) -> None:
-        """See that kube-controller-manager knows all of these, so that it is not started in vain.
+        """Check that kube-controller-manager knows all of these controllers, because it would end at its start.
 
-        Raises ConfigurationError with its own words where it does not, RuntimeFailure where it cannot be asked.
+        Raises ConfigurationError with the program's own error if a name is unknown, RuntimeFailure if the program
+        cannot be run.
         """
         path = self._path(build.program)
         try:
@@ -88,7 +89,7 @@ class Programs:
         except OSError:
             path = None
         if path is None:
-            return  # that it is missing is told where it is to run
+            return  # the start of the instance reports that the program is missing
         key = str(path), changed, names
         async with self._asking:
             if key not in self._answers:
@@ -96,14 +97,14 @@ class Programs:
                 while len(self._answers) >= _ANSWERS:
                     del self._answers[next(iter(self._answers))]
                 self._answers[key] = answer
-            refused = self._answers[key]
-        if refused is not None:
+            refusal = self._answers[key]
+        if refusal is not None:
             raise ConfigurationError(
-                f"registration {cluster.name}: kube-controller-manager rejects controllers.explicit: {refused}"
+                f"registration {cluster.name}: kube-controller-manager rejects controllers.explicit: {refusal}"
             )
 
     async def _builds(self, program: str) -> dict[KubernetesVersion, str]:
-        """Find each version once, in the first directory that has it. Raises RuntimeFailure if there is none."""
+        """Return a path for each version, from the first directory that has it. Raises RuntimeFailure if none works."""
         paths = [str(path) for path in find_programs(program, directories=self._directories)] or [program]
         builds: dict[KubernetesVersion, str] = {}
         failures: list[str] = []
@@ -130,6 +131,6 @@ class Programs:
 
 
 def find_programs(name: str, *, directories: Sequence[Path]) -> list[Path]:
-    """Find every executable of that name, in the order of the directories."""
+    """Return every executable of that name, in the order of the directories."""
     candidates = dict.fromkeys(directory.absolute() / name for directory in directories)
     return [path for path in candidates if path.is_file() and os.access(path, os.X_OK)]

@@ -1,4 +1,4 @@
-"""The effective configuration of an instance of kube-scheduler."""
+"""Component of an instance of kube-scheduler."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def configure_scheduler(
     flags: Flags = NO_FLAGS,
     readers: bytes | None = None,
 ) -> Component:
-    """Describe the scheduler of a cluster: the default one, with the identity of the controllers.
+    """Return the component of a cluster's default kube-scheduler, which uses the credentials of the controllers.
 
-    `readers` is as `configure` has it. Raises ConfigurationError if the kubeconfig has no credentials.
+    `readers` is the CA, in PEM, of the clients that may read the metrics. Raises ConfigurationError if the kubeconfig
+    has no credentials.
     """
     return instance_component(
         cluster,

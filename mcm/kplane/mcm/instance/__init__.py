@@ -1,1 +1,1 @@
-"""The life of one instance."""
+"""Life of one instance."""

@@ -1,4 +1,4 @@
-"""Why an instance ended by itself, told from its exit code and its last words."""
+"""Reason of an instance's end, from its exit code and its last lines of log."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ EXIT_REASONS: Final = (
     Reason.KILLED,
     Reason.BACKOFF,
 )
-"""Every reason that there may be; the last one is for all other ends."""
+"""Every reason of an end; the last reason covers all other ends."""
 
 KILLED_BY: Final = -9
 """Exit code after SIGKILL."""
 
-# What kube-controller-manager 1.34 to 1.36 writes at its end: cmd/kube-controller-manager/app (WaitForAPIServer,
-# leader election), k8s.io/component-base/cli, pflag, k8s.io/apiserver/pkg/server/options/authentication.go.
+# Errors that kube-controller-manager 1.34 to 1.36 writes before it ends: cmd/kube-controller-manager/app
+# (WaitForAPIServer, leader election), k8s.io/component-base/cli, pflag,
+# k8s.io/apiserver/pkg/server/options/authentication.go.
 _LAST_WORDS: Final = (
     (
         Reason.BAD_FLAG,
@@ -48,9 +49,9 @@ _LAST_WORDS: Final = (
 def exit_reason(exit_code: int | None, log: str, *, oom_killed: bool) -> Reason:
     """Return why a process ended by itself.
 
-    `exit_code` is negative for a signal, `log` what it wrote last, and `oom_killed` says that it was killed for want of
-    memory, if it was killed. What an API server answers may be in the log, so that a hostile one can have
-    another reason told of its own instance: nothing else depends on it.
+    `exit_code` is negative for a signal. `log` is the end of the process's log. `oom_killed` is whether SIGKILL came
+    from a lack of memory. The log may quote answers of an API server. So a hostile API server can fake the reason of
+    its own instance's end; no other decision depends on the reason.
     """
     if exit_code is not None and exit_code < 0:
         return Reason.OUT_OF_MEMORY if exit_code == KILLED_BY and oom_killed else Reason.KILLED
@@ -58,20 +59,20 @@ def exit_reason(exit_code: int | None, log: str, *, oom_killed: bool) -> Reason:
 
 
 class OomKills:
-    """Counts the processes of this control group that the kernel killed for lack of memory.
+    """Counter of processes of this control group that the kernel killed for lack of memory.
 
-    Version 2 counts those below too (`oom_kill` of memory.events,
-    https://docs.kernel.org/admin-guide/cgroup-v2.html), version 1 this group alone (`oom_kill` of memory.oom_control).
-    Without a readable counter, for example without control groups, no end counts as one of these.
+    Version 2 of control groups also counts descendant groups (`oom_kill` of memory.events,
+    https://docs.kernel.org/admin-guide/cgroup-v2.html). Version 1 counts this group alone (`oom_kill` of
+    memory.oom_control). Without a readable counter, for example without control groups, no end counts as an OOM kill.
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        """`path` is the file; by default that of this process's own group."""
+        """`path` is the file with the counter; the default is the file of this process's own group."""
         self._path = path if path is not None else find_counter()
         self._taken = self._read()
 
     def take(self) -> bool:
-        """Return whether there is a kill that was not taken yet: each explains the end of one process."""
+        """Return whether a kill is left to take, and take it. Each kill explains the end of one process."""
         left = self._read() > self._taken
         self._taken += left
         return left
@@ -80,28 +81,31 @@ class OomKills:
         if self._path is None:
             return 0
         try:
-            found = dict(line.split() for line in self._path.read_text().splitlines())
-            return int(found.get("oom_kill", 0))
+            counters = dict(line.split() for line in self._path.read_text().splitlines())
+            return int(counters.get("oom_kill", 0))
         except (OSError, ValueError):
             return 0
 
 
 def find_counter(root: Path = Path("/sys/fs/cgroup"), *, membership: Path = Path("/proc/self/cgroup")) -> Path | None:
-    """Find the file that counts; in a container its group is mounted as the root, which may or may not be said."""
+    """Return the file with the counter of kills; None if there is none.
+
+    In a container, the group is mounted as the root, and `membership` may or may not show that.
+    """
     try:
         groups = [line.split(":", 2)[1:] for line in membership.read_text().splitlines()]
     except (OSError, ValueError):
         return None
     for controllers, group in groups:
         if controllers == "":
-            places = [root / group.lstrip("/") / "memory.events", root / "memory.events"]
+            paths = [root / group.lstrip("/") / "memory.events", root / "memory.events"]
         elif "memory" in controllers.split(","):
-            places = [
+            paths = [
                 root / "memory" / group.lstrip("/") / "memory.oom_control",
                 root / "memory" / "memory.oom_control",
             ]
         else:
             continue
-        if (found := next((place for place in places if place.is_file()), None)) is not None:
-            return found
+        if (path := next((candidate for candidate in paths if candidate.is_file()), None)) is not None:
+            return path
     return None

@@ -1,4 +1,4 @@
-"""Files of instances that have ended: one directory that cannot be removed holds up no instance."""
+"""Removal of the files of ended instances. A directory that cannot be removed does not block any instance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger: Final = logging.getLogger(__name__)
 
 
 class Leftovers:
-    """Removes the components of instances that have ended, and retries what could not be removed."""
+    """Removes the components of instances that have ended, and retries failed removals."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -24,20 +24,20 @@ class Leftovers:
         self._found = asyncio.Event()
 
     async def remove_former(self) -> None:
-        """Remove what an mcm that did not end by itself has left: files with credentials, and the odd process."""
+        """Remove the leftovers of a crashed mcm: files with credentials, and possibly processes."""
         names = self._runtime.names()
         if names:
             logger.info("removing the leftovers of %d instances of an earlier run", len(names))
         await self.remove(names)
 
     async def remove(self, names: Iterable[str]) -> str:
-        """Remove these components. Returns what went wrong, which is logged too and retried by `run`."""
+        """Remove these components. Return the errors, empty if there are none; they are logged, and `run` retries."""
         return " ".join(filter(None, await asyncio.gather(*map(self._remove, names))))
 
     async def run(self, in_use: Callable[[], Collection[str]]) -> NoReturn:
-        """Retry what could not be removed, until cancelled.
+        """Retry failed removals until cancelled.
 
-        `in_use` returns the components that have an instance by now: it removes its component at its end.
+        `in_use` returns the components that have an instance again. Their instances remove them when they end.
         """
         backoff = Backoff(initial_seconds=1.0, maximum_seconds=300.0)
         while True:

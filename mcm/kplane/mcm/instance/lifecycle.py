@@ -1,4 +1,4 @@
-"""One kube-controller-manager, or one kube-scheduler, for one registered control plane."""
+"""Process of one instance: a kube-controller-manager or a kube-scheduler for one registered control plane."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ _FIRST_RETRY_SECONDS: Final = 1.0
 
 
 class Origin(NamedTuple):
-    """Names the instance that metrics come from."""
+    """Cluster and program of the instance from which metrics come."""
 
     cluster: str
     program: str
 
 
 class Target(NamedTuple):
-    """Where the metrics of one instance are."""
+    """Address of one instance's metrics."""
 
     origin: Origin
     url: str
     authority: bytes
-    """CA of its serving certificate, in PEM."""
+    """CA of the instance's serving certificate, in PEM."""
 
 
 class Instance:
-    """Keeps the process of one engaged cluster as its description asks for, from `start` to `aclose`.
+    """Runs the process of one engaged cluster by the cluster's description, from `start` to `aclose`.
 
-    A `StartGate` starts and holds it. It follows a changed description at once: `DebouncingProvider` has waited before.
-    `generation` is the engagement's, `budget` gives turns to start, and `changed` is called when `reason` or `message`
-    may have changed.
+    A `StartGate` starts and holds the instance. A changed description applies at once, because `DebouncingProvider`
+    has already debounced it. `generation` is the generation of the engagement, and `budget` limits concurrent starts.
+    `changed` is called when `reason` or `message` may have changed.
     """
 
     def __init__(
@@ -72,17 +72,17 @@ class Instance:
     ) -> None:
         """`readers` is the CA, in PEM, of the clients that may read the metrics of the process.
 
-        The process may run while `lease` is held; None: it may always run.
+        The process may run only while `lease` is held. None: no Lease limits it.
         """
         self.cluster = cluster
         self.kind = kind
         self.generation = generation
         self.component = kind.component(cluster.name)
-        """Its name in the runtime."""
+        """Name of the instance in the runtime."""
         self.version: str | None = None
-        """Of the program, such as v1.36.3, from `check` on; None if it is not known."""
+        """Version of the program, such as v1.36.3, after the first `check`; None if unknown."""
         self.described: Component | None = None
-        """What runs, or is about to run; None before its first start."""
+        """Component that runs or is about to run; None before the first start."""
         self._runtime = runtime
         self._changed = changed
         self._flags = flags
@@ -94,16 +94,16 @@ class Instance:
         self._serving: ServingCertificate | None = None
         self._state = InstanceState(oom_kills)
         self._lock = asyncio.Lock()
-        """Of what starts, changes and ends the process."""
+        """Held while the process is started, changed or stopped."""
         self._started = asyncio.Event()
-        """The start in the present turn is over."""
+        """Set when the start in the present turn is over."""
         self._in_turn = False
         self._followed = asyncio.Event()
         self._unsubscribe = runtime.subscribe(self._observe)
 
     @property
     def target(self) -> Target | None:
-        """Where its metrics are, while it is ready; None also if its metrics are closed."""
+        """Address of the metrics while the instance is ready; None also if no client may read metrics."""
         address, serving = self._address, self._serving
         if self._readers is None or address is None or serving is None or self.process.phase is not Phase.READY:
             return None
@@ -113,56 +113,56 @@ class Instance:
 
     @property
     def process(self) -> ComponentState:
-        """What the runtime knows of its process."""
+        """State of the process in the runtime."""
         return self._runtime.state(self.component)
 
     @property
     def message(self) -> str:
-        """What is wrong with it, for people; empty if nothing is. While it is started again, why it ended."""
+        """Present problem, for people; empty if there is none. During a restart, why the process ended."""
         return self._state.message or self.process.message
 
     @property
     def last_error(self) -> str:
-        """What was wrong with it last, also if that is over."""
+        """Last problem, also if it is over."""
         return self._state.last_error
 
     @property
     def exits(self) -> Mapping[Reason, int]:
-        """How often it ended by itself, by the reason."""
+        """Number of times that the process ended by itself, by reason."""
         return self._state.exits
 
     @property
     def running(self) -> bool:
-        """Whether it was started and is not held: there is a process, or one is about to be started again."""
+        """Whether the instance was started and is not held: its process runs, or is about to be restarted."""
         return self._state.running
 
     @property
     def failed(self) -> bool:
-        """Whether it ended by itself and was not ready since."""
+        """Whether the process ended by itself and was not ready since."""
         return self._state.failed
 
     @property
     def reason(self) -> Reason | None:
-        """Why it runs or does not; None while that is about to change."""
+        """Reason why the instance runs or does not run; None while the process is being replaced."""
         return self._state.reason
 
     @property
     def unready_since(self) -> float | None:
-        """Since when it does not answer its health check, by time.monotonic; None if it answers or never did."""
+        """Time of the first unanswered health check, by time.monotonic; None while ready or never ready before."""
         return self._state.unready_since
 
     @property
     def seconds_left(self) -> float | None:
-        """For how many seconds its Lease allows the process to run; None: no Lease bounds it."""
+        """Seconds for which the Lease allows the process to run; None: no Lease limits it."""
         return self.lease.seconds_left if self.lease is not None else None
 
     async def check(self) -> None:
-        """Check that a process can be described. Raises McmError or WorkloadsError if not."""
+        """Check that the component can be described. Raises McmError, WorkloadsError or OSError if not."""
         await self._describe(self.cluster)
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait until it may start, and start or hold it within; return when it is ready or has ended, or in seconds."""
+        """Wait for a turn, and start or hold the instance within. Return when the start or the turn is over."""
         try:
             async with self._budget.turn(over=self._started):
                 self._started.clear()
@@ -172,22 +172,23 @@ class Instance:
             self._in_turn = False
 
     async def wait_to_restart(self, failures: int) -> None:
-        """Return in a turn for the restart of the process, which has ended by itself so often in a row.
+        """Return in a turn for the restart of a process that ended by itself.
 
-        The turn in which a hung process was killed is that of its restart too.
+        `failures` is the number of such ends in a row. If mcm killed a hung process in a turn, the restart uses the
+        same turn.
         """
         if self._started.is_set() or not self._in_turn:
             await self._budget.take(over=self._started, failures=failures)
             self._started.clear()
 
     async def start(self, engagement: Engagement) -> None:
-        """Start the process by the newest description of the cluster. If that fails, `reason` and `message` say why."""
+        """Start the process by the newest description of the cluster. `reason` and `message` report a failure."""
         async with self._lock:
             cluster = engagement.cluster
             self._state.start()
             try:
                 await self._apply(cluster)
-            except Exception as error:  # whatever it is, it is reported, and the start is retried
+            except Exception as error:  # any error is reported, and the start gate retries the start
                 expected = isinstance(error, (McmError, WorkloadsError, OSError))
                 logger.warning("failed to start instance %s: %s", self.component, error, exc_info=not expected)
                 self._state.fail_to_start(BlockingReason(Reason.CANNOT_START, str(error) or repr(error)))
@@ -198,12 +199,12 @@ class Instance:
             self._changed()
 
     def note_refusal(self, refusal: str) -> None:
-        """Report why its API server refuses its credentials; empty: it does not, or not any more."""
+        """Report why the API server refuses the instance's credentials; an empty string clears the refusal."""
         if self._state.refuse(refusal):
             self._changed()
 
     async def hold(self, why: BlockingReason) -> None:
-        """End the process, if there is one, and report what is in its way."""
+        """Report what blocks the instance, and stop its process if there is a process."""
         async with self._lock:
             if self.reason is not why.reason:
                 logger.warning("instance %s is held: %s", self.component, why.message)
@@ -215,17 +216,17 @@ class Instance:
                 self._state.stop()
 
     def end_above(self, pid: int, *, taken_bytes: int, limit_bytes: int) -> None:
-        """Kill the process, if `pid` is still its number, for taking more memory than it may."""
+        """Kill the process for its memory, if its process ID is still `pid`."""
         if self.process.pid != pid:
             return
         why = f"it took {taken_bytes >> 20} MiB of memory, and may take {limit_bytes >> 20} MiB"
         _ = self._kill(BlockingReason(Reason.OUT_OF_MEMORY, why))
 
     async def end_hung(self, since: float, *, look: Callable[[], Awaitable[bool]]) -> bool:
-        """Kill the process in a turn, if it is still unready since then (`unready_since`). Returns whether it was.
+        """Kill the process in a turn, if `unready_since` is still `since`. Return whether it was killed.
 
-        `look` asks whether its API server answers, without which it is not killed. The runtime starts it again, and the
-        turn is that of this start.
+        `look` returns whether the API server answers; the process is not killed otherwise. The runtime restarts the
+        process in the same turn.
         """
         async with self.turn():
             if await look() and self.unready_since == since:
@@ -236,7 +237,7 @@ class Instance:
             return False
 
     def _kill(self, why: BlockingReason) -> bool:
-        """Kill the process. Returns False if it has ended by itself already."""
+        """Kill the process. Return False if it has already ended."""
         if not self._runtime.kill(self.component):
             return False
         self._state.kill(why)
@@ -244,7 +245,7 @@ class Instance:
         return True
 
     async def follow(self, engagement: Engagement) -> None:
-        """Follow the changes of the cluster's description until cancelled."""
+        """Apply changes of the cluster's description until cancelled."""
         changed = asyncio.Event()
 
         async def listen() -> None:
@@ -256,12 +257,12 @@ class Instance:
             await self._keep_applying(engagement, changed=changed)
 
     async def wait_followed(self) -> None:
-        """Return when the cluster's description has changed since the last call."""
+        """Wait until a changed description has been applied since the last call."""
         await self._followed.wait()
         self._followed.clear()
 
     async def aclose(self) -> None:
-        """End the process and wait for its end, then release its Lease. Its files stay."""
+        """Stop the process, wait for its end, and then release its Lease. The files stay."""
         self._unsubscribe()
         await self._runtime.stop(self.component)
         if self.lease is not None:
@@ -272,7 +273,7 @@ class Instance:
         backoff = Backoff(initial_seconds=_FIRST_RETRY_SECONDS, maximum_seconds=60.0)
         delay: float | None = None
         while True:
-            # A newer description does not wait for the retry of one that could not be followed.
+            # A newer description interrupts the wait for the retry of a description that could not be applied.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     await changed.wait()
@@ -292,14 +293,14 @@ class Instance:
                 self._followed.set()
 
     async def _change(self, engagement: Engagement) -> None:
-        async with self._lock:  # and so not in the midst of a start, which may be by the former description
+        async with self._lock:  # not during a start, which may use the former description
             if not self.running:
-                return  # its next start is by the new one
+                return  # the next start uses the new description
             heavy = await self._replaces(engagement.cluster)
         async with self.turn() if heavy else contextlib.nullcontext(), self._lock:
             if not self._state.running:
                 self._started.set()
-                return  # held meanwhile
+                return  # the instance was held in the meantime
             before = self.process.pid
             await self._apply(engagement.cluster)
             self._state.follow()
@@ -310,7 +311,7 @@ class Instance:
                 logger.info("instance %s has the changed configuration, process %s", self.component, self.process.pid)
 
     async def _replaces(self, cluster: Cluster) -> bool:
-        """Whether that description takes another process than the present one."""
+        """Whether this description needs a new process."""
         component = await self._describe(cluster)
         return self.described is None or fingerprint([component]) != fingerprint([self.described])
 

@@ -1,4 +1,4 @@
-"""What instances log, passed on with the name of their cluster."""
+"""Forwarding of the logs of instances, with the name of their cluster."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS: Final = 1.0
 _LAST_SECONDS: Final = 3.0
-"""For what is left at the end."""
+"""Time for the last lines at the end."""
 _BYTES_AT_ONCE: Final = 256 << 10
-"""Of one instance, each time. What it writes beyond is left out, and that is told: the file has it still."""
+"""Bytes of one instance in each round. Further bytes are skipped, and a line reports that; the file still has them."""
 _LINE_LENGTH: Final = 16 << 10
 _START_BYTES: Final = 64
-"""By which a file is known again: its first line begins with a time in microseconds."""
+"""First bytes of a file, which identify it: its first line begins with a time in microseconds."""
 _LEVELS: Final = {"I": "info", "W": "warning", "E": "error", "F": "error"}
 _KLOG: Final = re.compile(r"[IWEF][0-9]{4} [0-9:.]{15} ")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
 
 class LogForm(enum.StrEnum):
-    """Where the logs of instances are."""
+    """Destination of the logs of instances."""
 
     FILES = "files"
-    """In the state directory, and nowhere else."""
+    """Only the state directory."""
     PREFIXED = "prefixed"
-    """On the standard output too, each line after the name of the cluster in brackets."""
+    """The standard output too, each line after the name of the cluster in brackets."""
     JSON = "json"
-    """On the standard output too, each line as an object of the same form as mcm's own log."""
+    """The standard output too, each line as a JSON object of the same form as mcm's own log."""
 
 
 class InstanceLog(NamedTuple):
-    """The log of one instance. Another `key` (by `==`) is another instance, also of the same cluster."""
+    """Log of one instance. A different `key` (by `==`) means a different instance, also of the same cluster."""
 
     key: object
     cluster: str
@@ -56,15 +56,15 @@ class InstanceLog(NamedTuple):
 
 
 class InstanceLogs:
-    """Follows the files that instances write, from when they are there until their last line, and writes to a stream.
+    """Follows the log files of instances, from the creation of a file to its last line, and writes to a stream.
 
-    Instances write to files, so a slow reader of the stream delays none of them. mcm opens a file before it is removed
-    with its instance, and reads an open file to its end. Lines that come just before a rotation may be missed; a line
-    says that the file was rotated.
+    Instances write to files, so a slow reader of the stream delays no instance. mcm opens a file before the end of an
+    instance removes it, and reads an open file to its end. Lines just before a rotation may be lost; a line reports
+    the rotation.
     """
 
     def __init__(self, logs: Callable[[], list[InstanceLog]], *, form: LogForm, stream: TextIO) -> None:
-        """`logs` lists those of the instances that are there."""
+        """`logs` returns the logs of the present instances."""
         self._logs = logs
         self._form = form
         self._stream = stream
@@ -73,12 +73,12 @@ class InstanceLogs:
         self._writing: asyncio.Future[None] | None = None
 
     def look(self, _: str = "") -> None:
-        """An instance may be there that was not before."""
+        """Look for new instances at once."""
         self._wake.set()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Pass on while within. At the end the reader of the stream has a few seconds for what is left."""
+        """Forward logs inside the block. At its end, the reader of the stream has 3 seconds for the last lines."""
         try:
             async with kept_running("logs of instances", self._run):
                 yield
@@ -98,7 +98,7 @@ class InstanceLogs:
                     await self._wake.wait()
 
     async def _pass_on(self, logs: Mapping[object, InstanceLog]) -> None:
-        if self._writing is not None:  # of a round that was cancelled
+        if self._writing is not None:  # a round that was cancelled
             await asyncio.wait([self._writing])
         for key, log in logs.items():
             if key not in self._files and (descriptor := _open(log.path)) is not None:
@@ -128,7 +128,7 @@ class InstanceLogs:
 
 
 class _OpenFile:
-    """One open file, and how far it was read. All but the constructor runs in a thread."""
+    """An open file and the offset of the last read. All methods but the constructor run in a thread."""
 
     def __init__(self, cluster: str, descriptor: int, *, path: Path) -> None:
         self.cluster = cluster
@@ -139,7 +139,7 @@ class _OpenFile:
         self._rest = b""
 
     def read(self, *, last: bool) -> list[str]:
-        """Read the whole lines that were added; with `last` also the one that has no end."""
+        """Return the new complete lines; with `last` also an incomplete last line."""
         lines: list[str] = []
         if self._was_cut():
             self._offset, self._rest = 0, b""
@@ -159,17 +159,17 @@ class _OpenFile:
         return lines + [line[:_LINE_LENGTH].decode(errors="replace") for line in whole if line]
 
     def _was_cut(self) -> bool:
-        """Tell by how it starts: it may be longer again by now than it was."""
+        """Compare the first bytes, because a truncated file may already be longer than before."""
         before, self._start = self._start, os.pread(self._descriptor, _START_BYTES, 0)
         return not self._start.startswith(before)
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         os.close(self._descriptor)
 
 
 def _in_thread(work: Callable[[], None]) -> asyncio.Future[None]:
-    """Do it in a thread, because the reader of the stream may be slow; the process ends without waiting for it."""
+    """Run `work` in a daemon thread. The reader of the stream may be slow, and the process ends without waiting."""
     loop = asyncio.get_running_loop()
     done = loop.create_future()
 

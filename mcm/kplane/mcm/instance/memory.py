@@ -1,4 +1,4 @@
-"""Memory of instances: how much each takes, and a bound so that one tenant's objects cannot take that of all others."""
+"""Memory of instances: its measurement, and a limit so that objects of a tenant cannot exhaust the memory of others."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class _Look(NamedTuple):
-    """When a process was looked at closely, and what it had in memory then."""
+    """Time of the last close look at a process, and its resident memory then."""
 
     at: float
     resident: int
 
 
 class MemoryCeiling:
-    """Looks every `interval_seconds` at what each instance takes, and ends one that takes more than `limit_bytes`.
+    """Kills each instance that takes more memory than `limit_bytes`; checks every `interval_seconds`.
 
-    It counts as the kernel's proportional set size does, with its share of pages that instances have in common. The
-    runtime starts it again, later and later, as it does after every end.
+    The memory of an instance is the kernel's proportional set size, which includes a share of each shared page. The
+    runtime restarts a killed instance with backoff, as after every end.
     """
 
     def __init__(
@@ -45,25 +45,26 @@ class MemoryCeiling:
 
     @contextlib.asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
-        """Look while within."""
+        """Check memory inside the block."""
         async with kept_running("memory ceiling", self._keep):
             yield
 
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(self._interval_seconds)
-            by_pid = {pid: each for each in self._instances() if (pid := each.process.pid) is not None}
+            by_pid = {pid: instance for instance in self._instances() if (pid := instance.process.pid) is not None}
             self._looks = {pid: look for pid, look in self._looks.items() if pid in by_pid}
             # In a thread, because the kernel adds up the pages of a process while its table is read.
             for pid, taken in await asyncio.to_thread(self._above, tuple(by_pid)):
                 by_pid[pid].end_above(pid, taken_bytes=taken, limit_bytes=self._limit_bytes)
 
     def _above(self, pids: Sequence[int]) -> list[tuple[int, int]]:
-        """Processes that take more, and how many bytes; those that end meanwhile are left out."""
-        found = []
+        """Return the processes above the limit, each with its bytes, without processes that end in the meantime."""
+        excess = []
         for pid in pids:
             try:
-                # Cheap, and never less than the share: only who is near the ceiling is looked at closely.
+                # Resident memory is cheap to read, and never less than the share. Only processes whose resident memory
+                # is above the limit need a close look.
                 resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
             except (OSError, IndexError):
                 continue
@@ -71,11 +72,11 @@ class MemoryCeiling:
                 continue
             self._looks[pid] = _Look(time.monotonic(), resident)
             if (share := pss_of(pid) or 0) > self._limit_bytes:
-                found.append((pid, share))
-        return found
+                excess.append((pid, share))
+        return excess
 
     def _is_due(self, pid: int, *, resident: int) -> bool:
-        """Whether to look closely again: after a while, or sooner where it has grown, as a flood makes it do."""
+        """Whether a close look is due: after 5 s, or sooner if the process has grown, as in a flood of objects."""
         last = self._looks.get(pid)
         if last is None or resident > last.resident + self._limit_bytes // _GROWTH:
             return True
@@ -83,22 +84,22 @@ class MemoryCeiling:
 
 
 def pss_by_pid(pids: Iterable[int]) -> dict[int, int]:
-    """Return the proportional set size of processes, in bytes: shared pages count by the share of each.
+    """Return the proportional set size of processes, in bytes: each process counts its share of shared pages.
 
-    It blocks for up to 2 s. Those that end meanwhile, or that the time does not suffice for, are left out.
+    Blocks for up to 2 s. The result omits processes that end in the meantime, and processes after the 2 s.
     """
     deadline = time.monotonic() + _BUDGET_SECONDS
-    found = {}
+    sizes = {}
     for pid in pids:
         if time.monotonic() > deadline:
             break
         if (taken := pss_of(pid)) is not None:
-            found[pid] = taken
-    return found
+            sizes[pid] = taken
+    return sizes
 
 
 def pss_of(pid: int) -> int | None:
-    """Return the proportional set size of one process, in bytes; None if it has ended. It blocks."""
+    """Return the proportional set size of one process, in bytes; None if it has ended. Blocks."""
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:

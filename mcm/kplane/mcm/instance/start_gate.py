@@ -1,4 +1,4 @@
-"""Keeps an instance from running where it cannot work, or must not."""
+"""Gate of an instance: keeps it from running if it cannot work, or must not run."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ __all__ = ["GatePace", "Liveness", "StartGate"]
 logger = logging.getLogger(__name__)
 
 _FORGOTTEN: Final = 2
-"""After so many times the longest wait without an end for this, an instance starts over with the shortest."""
+"""Multiple of the longest wait; without a kill for this long, the wait of an instance is the shortest again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatePace:
-    """Times in seconds; the defaults are for production, tests take shorter ones."""
+    """Times in seconds. The defaults are for production; tests use shorter times."""
 
     look: float = TIMINGS.retry_seconds
-    """Between looks at the API server of an instance that runs. Each look renews the Lease."""
+    """Interval of looks at the API server of a running instance. Each look renews the Lease."""
     timeout: float = 5.0
     """Deadline of a read. A write of the Lease may take half of `grace`, because it waits for admission webhooks."""
     retry: float = 5.0
-    """Between looks while a renewal fails, and at most between looks while another program holds the Lease."""
+    """Interval of looks while a renewal fails, and longest interval while another program holds the Lease."""
     grace: float = TIMINGS.renew_deadline_seconds
-    """Seconds without a renewal until the instance is ended; the rest of the Lease is for its end."""
+    """Time without a renewal until the instance is stopped; the rest of the Lease is time for its end."""
     retry_initial: float = 1.0
     retry_maximum: float = 60.0
     stable: float = 60.0
-    """After so many seconds of running, the next wait is the shortest again."""
+    """Time of running after which the next wait is the shortest again."""
     hung: float = 90.0
-    """Seconds that an instance may leave its health check without an answer; kubeadm's static pods have 80 s."""
+    """Time for which an instance may leave its health check without an answer; kubeadm's static pods have 80 s."""
     hung_maximum: float = 900.0
-    """The same for an instance that hangs repeatedly."""
+    """Longest such time, for an instance that hangs repeatedly."""
 
 
 class StartGate:
-    """Starts the instance of one engagement, ends it if something blocks it, and starts it again when that is gone.
+    """Starts the instance of an engagement, stops it if something blocks it, and starts it again without the block.
 
     A dead control plane costs one small request after growing waits (`retry_initial` to `retry_maximum`, with jitter).
-    An API server that comes and goes does not reset the waits. A changed description, for example renewed credentials,
-    is tried at once.
+    An API server that comes and goes does not reset the waits. A changed description, for example with renewed
+    credentials, is tried at once.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class StartGate:
         pace: GatePace,
         admit: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Without `lease`, nothing blocks the instance.
+        """Without `lease`, no Lease blocks the instance.
 
-        `admit` is awaited when the Lease is held, before each start. If it raises WorkloadsError or McmError, nothing
-        starts.
+        `admit` is awaited before each start, after the Lease is held. If it raises WorkloadsError or McmError, the
+        instance does not start.
         """
         self._instance = instance
         self._lease = lease
@@ -77,15 +77,15 @@ class StartGate:
         self._admit = admit
         self._backoff = Backoff(initial_seconds=pace.retry_initial, maximum_seconds=pace.retry_maximum)
         self._blocking: BlockingReason | None = None
-        """What the last look has found."""
+        """Result of the last look."""
         self._renewed_at = 0.0
-        """When the last look began that found nothing in the way."""
+        """Start time of the last look without a blocking reason."""
         self._started_at = 0.0
         self._liveness = Liveness(instance, initial_seconds=pace.hung, maximum_seconds=pace.hung_maximum)
         self._looking = asyncio.Lock()
 
     async def keep(self, engagement: Engagement) -> None:
-        """Watch over the instance until cancelled."""
+        """Start, stop and check the instance until cancelled."""
         while True:
             blocking = await self._look(engagement)
             if self._instance.running:
@@ -95,7 +95,7 @@ class StartGate:
             await self._wait()
 
     async def _look(self, engagement: Engagement, *, seconds: float | None = None) -> BlockingReason | None:
-        """Look within so many seconds; None: as long as one look may take."""
+        """Look at the API server for at most `seconds`; None: for the longest time that a look may take."""
         async with self._looking:
             began = _now()
             self._blocking = await self._ask(engagement, seconds=self._try_seconds() if seconds is None else seconds)
@@ -104,7 +104,7 @@ class StartGate:
             return self._blocking
 
     def _try_seconds(self) -> float:
-        """Return how long a look may take: half of the grace, as in client-go, and no longer than the grace lasts."""
+        """Return the longest time of a look: half of the grace, as in client-go, and at most the rest of the grace."""
         pace = self._pace
         seconds = max(pace.timeout, pace.grace / 2)
         if not self._instance.running:
@@ -113,7 +113,7 @@ class StartGate:
 
     async def _keep_looking(self, engagement: Engagement) -> None:
         while True:
-            # No delay is left where the API server has not answered for long, and the turn decides what follows.
+            # The delay is 0 if the API server has not answered for long. The turn decides how to go on.
             await asyncio.sleep(self._delay() or self._pace.retry)
             await self._look(engagement)
 
@@ -123,8 +123,8 @@ class StartGate:
         try:
             blocking = await self._lease.look(engagement.cluster.config, seconds=seconds, delayed=self._report_delay)
             self._instance.note_refusal(self._lease.refusal)
-            return blocking  # noqa: TRY300 - what is reported of it may fail too
-        except Exception as error:  # whatever it is that an API server makes of us, its instance is looked after
+            return blocking  # noqa: TRY300 - reporting the refusal may fail too
+        except Exception as error:  # an answer of a hostile API server must not stop the gate of its instance
             name = engagement.cluster.name
             logger.exception("cluster %s: failed to check its API server", name)
             return BlockingReason(
@@ -133,7 +133,7 @@ class StartGate:
             )
 
     async def _report_delay(self, blocking: BlockingReason) -> None:
-        """Report what holds up the write that an instance waits for; one that runs has its Lease still."""
+        """Report why the write of the Lease is delayed, unless the instance runs: its Lease is still valid then."""
         if not self._instance.running:
             await self._instance.hold(blocking)
 
@@ -150,7 +150,8 @@ class StartGate:
             await self._instance.hold(blocking)
             return
         async with self._instance.turn():
-            # Others wait for the turn, so it has no look that is not needed, and half of a short one is for the blame.
+            # Other instances wait for this turn. So the gate looks again only if the last look is old. The look is
+            # short, and as much time again is for finding the cause of a failure.
             if _now() - self._renewed_at >= self._pace.grace / 2:
                 blocking = await self._look(engagement, seconds=self._pace.timeout / 2)
             blocking = blocking or await self._admission()
@@ -162,10 +163,10 @@ class StartGate:
 
     async def _review(self, blocking: BlockingReason | None, engagement: Engagement) -> None:
         async def answers() -> bool:
-            # In a turn, for which others wait. A look may wait for a webhook, and for the look before it.
+            # Other instances wait for the turn. A look may wait for a webhook, and for the look before.
             return self._lease is None or await self._lease.answers()
 
-        # One that hangs is ended in a turn. That may be long after this look, and its Lease has to last until then.
+        # A hung instance is killed in a turn, which may come long after this look. Until then, the Lease is renewed.
         async with asyncio.TaskGroup() as tasks:
             looking = tasks.create_task(self._keep_looking(engagement), name="renew the Lease of an instance")
             await self._liveness.review(answered=blocking is None, look=answers)
@@ -174,7 +175,7 @@ class StartGate:
             if _now() - self._started_at > self._pace.stable:
                 self._backoff.reset()
             return
-        # Whose own attempt has failed already need not wait for its next one.
+        # An instance that already failed by itself is held at once, because the grace is for running instances.
         patient = blocking.reason is not Reason.FOREIGN_CONTROLLER_MANAGER and not self._instance.failed
         if not patient or _now() - self._renewed_at >= self._pace.grace:
             await self._instance.hold(blocking)
@@ -188,7 +189,7 @@ class StartGate:
         pace, blocking = self._pace, self._blocking
         if self._instance.running:
             if blocking is None:
-                # From the beginning of the last look, which may have waited for a webhook for long.
+                # Counts from the start of the last look, which may have waited long for a webhook.
                 return max(0.0, self._renewed_at + pace.look * random.uniform(0.8, 1.2) - _now())  # noqa: S311
             return max(0.0, min(pace.retry, self._renewed_at + pace.grace - _now()))
         delay = self._backoff.next_delay()
@@ -197,13 +198,12 @@ class StartGate:
 
 
 class Liveness:
-    """Looks at an instance each time that its API server is looked at, and ends one that does not answer for too long.
+    """Liveness probe of an instance: kills it if it does not answer its health check for too long.
 
-    It is what the livenessProbe of kube-controller-manager in a static pod is for (cmd/kubeadm/app/phases/controlplane/
-    manifests.go), with a longer wait, because processors may be busy. It is for an instance that was ready before, and
-    adds up the time since it is not, but only what is between two looks in a row which the API server answered. The
-    wait doubles from `initial_seconds` to `maximum_seconds` with each end. `now` is the clock of
-    `Instance.unready_since`.
+    The probe has the purpose of kube-controller-manager's livenessProbe in a static pod (cmd/kubeadm/app/phases/
+    controlplane/manifests.go), with a longer wait, because CPUs may be busy. The probe applies to an instance that was
+    ready before. Unready time counts only between two looks in a row that the API server answered. The wait doubles
+    from `initial_seconds` to `maximum_seconds` with each kill. `now` is the clock of `Instance.unready_since`.
     """
 
     def __init__(
@@ -221,15 +221,15 @@ class Liveness:
         self._ends = 0
         self._ended_at = 0.0
         self._answered_at: float | None = None
-        """When its API server was looked at last; None if it did not answer then."""
+        """Time of the last look at the API server; None if it did not answer then."""
         self._unready_since: float | None = None
         self._unready_seconds = 0.0
-        """Of those since then, what counts."""
+        """Part of the time since `_unready_since` that counts."""
 
     async def review(self, *, answered: bool, look: Callable[[], Awaitable[bool]]) -> None:
-        """Look; end it where that is due and, in its turn, still is.
+        """Add up unready time, and kill the instance if the wait is over and, in its turn, it is still unready.
 
-        `answered` is whether its API server did just now, and `look` asks that again.
+        `answered` is whether the API server answered just now; `look` asks again in the turn.
         """
         now, since = self._now(), self._instance.unready_since
         answered_at, self._answered_at = self._answered_at, now if answered else None

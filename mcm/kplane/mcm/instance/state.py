@@ -1,4 +1,4 @@
-"""Where an instance is in its life: all states, all transitions, and what each state means for its registration."""
+"""States of an instance: all stages, all transitions, and the reason that a registration reports for each stage."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ __all__ = ["BlockingReason", "InstanceState", "Stage"]
 
 
 class Stage(enum.Enum):
-    """Where an instance is in its life."""
+    """Stage in the life of an instance."""
 
     PENDING = enum.auto()
-    """mcm has not tried to start it yet."""
+    """mcm has not tried to start the instance yet."""
     BLOCKED = enum.auto()
-    """It does not run, and a `BlockingReason` says why."""
+    """The instance does not run; a `BlockingReason` has the cause."""
     STOPPING = enum.auto()
-    """It became blocked while its process ran, and the process has not ended yet."""
+    """The instance became blocked while its process ran, and the process has not ended yet."""
     STARTING = enum.auto()
-    """Its process runs, or is about to, and was never ready."""
+    """The process runs, or is about to run, and was never ready."""
     READY = enum.auto()
     UNREADY = enum.auto()
-    """It was ready, and does not answer its health check any more."""
+    """The instance was ready, and does not answer its health check any more."""
     REPLACING = enum.auto()
-    """Its process ends, so that a process with a changed description can start."""
+    """The process ends, so that a process with a changed description can start."""
     BACKOFF = enum.auto()
-    """It ended by itself, and the runtime starts it again after a while."""
+    """The process ended by itself, and the runtime restarts it after a while."""
     RESTARTING = enum.auto()
-    """It was started again after it ended by itself, and is not ready yet."""
+    """The process was restarted after it ended by itself, and is not ready yet."""
 
 
 class BlockingReason(NamedTuple):
-    """Why an instance is not run, or was killed."""
+    """Reason why an instance does not run, or was killed."""
 
     reason: Reason
     message: str
@@ -56,13 +56,13 @@ _BY_PHASE: Final[Mapping[Phase, Stage]] = {
     Phase.STOPPING: Stage.REPLACING,
     Phase.ENDED: Stage.BACKOFF,
 }
-"""Where a phase of its process takes an instance that runs."""
+"""Next stage of a running instance, by the phase of its process."""
 
 _AFTER_FAILURE: Final[Mapping[Phase, Stage]] = {
     **_BY_PHASE,
     **dict.fromkeys((Phase.ABSENT, Phase.STARTING, Phase.STOPPING), Stage.RESTARTING),
 }
-"""The same of one that ended by itself: until it is ready, its starts are no news."""
+"""Next stage after the process ended by itself: its restarts are not reported as STARTING."""
 
 _REASONS: Final = {
     Stage.PENDING: Reason.STARTING,
@@ -74,40 +74,40 @@ _REASONS: Final = {
 
 
 class InstanceState:
-    """Decides in which stage an instance is, from what its owner does and from what happens to its process."""
+    """State machine of an instance: inputs are the actions of its owner and the changes of its process."""
 
     def __init__(self, oom_kills: OomKills) -> None:
         self.stage = Stage.PENDING
         self.exits: Counter[Reason] = Counter()
-        """How often it ended by itself, by the reason."""
+        """Number of times that the process ended by itself, by reason."""
         self.last_error = ""
-        """What was wrong last, also if that is over."""
+        """Last problem, also if it is over."""
         self.unready_since: float | None = None
-        """By time.monotonic; None in every stage but UNREADY."""
+        """Start of the stage UNREADY, by time.monotonic; None in every other stage."""
         self._oom_kills = oom_kills
         self._blocking: BlockingReason | None = None
         self._kill: BlockingReason | None = None
-        """Why mcm has killed the process, until the runtime reports its end."""
+        """Why mcm killed the process; None after the runtime has reported the end."""
         self._exit: tuple[Reason, str] | None = None
-        """Why it ended by itself, in the stages BACKOFF and RESTARTING."""
+        """Reason and message of the end by itself, in the stages BACKOFF and RESTARTING."""
         self._unfollowed = ""
-        """Why a changed description is not followed."""
+        """Why a changed description could not be applied."""
         self._refusal = ""
-        """Why its API server refuses its credentials."""
+        """Why the API server refuses the instance's credentials."""
 
     @property
     def running(self) -> bool:
-        """Whether there is a process, or one is about to be started again."""
+        """Whether the process runs, or is about to be restarted."""
         return self.stage not in _STOPPED
 
     @property
     def failed(self) -> bool:
-        """Whether it ended by itself and was not ready since."""
+        """Whether the process ended by itself and was not ready since."""
         return self.stage in _FAILED
 
     @property
     def reason(self) -> Reason | None:
-        """Why it runs or does not; None while that is about to change."""
+        """Reason why the instance runs or does not run; None while the process is being replaced."""
         if self._blocking is not None:
             return self._blocking.reason
         if self.failed:
@@ -116,7 +116,7 @@ class InstanceState:
 
     @property
     def message(self) -> str:
-        """What is wrong; empty if the runtime knows best."""
+        """Present problem; empty if there is none, or if the runtime has a message of its own."""
         if self._blocking is not None:
             return self._blocking.message
         if self._is_refused:
@@ -128,65 +128,65 @@ class InstanceState:
         return self.stage is Stage.READY and bool(self._refusal)
 
     def refuse(self, refusal: str) -> bool:
-        """Its API server refuses its credentials, or does not any more. Returns whether that is news."""
+        """Note a refusal of the instance's credentials, or its end if empty. Return whether that is a change."""
         news, self._refusal = bool(refusal) != bool(self._refusal), refusal
         self.last_error = refusal or self.last_error
         return news
 
     def start(self) -> None:
-        """Its owner tries to start the process. What was in its way is reported until the runtime has a process."""
+        """Note that the owner tries to start the process. The blocking reason stays until the runtime has a process."""
         self._unfollowed = ""
         self._enter(Stage.STARTING)
 
     def block(self, why: BlockingReason) -> bool:
-        """Something is in its way. Returns whether its owner has to end the process, and to call `stop` after that."""
+        """Note a blocking reason. Return whether the owner must stop the process, and then call `stop`."""
         self._blocking = why
         self._enter(Stage.STOPPING if self.running else Stage.BLOCKED)
         return self.running
 
     def fail_to_start(self, why: BlockingReason) -> None:
-        """The start that its owner tried has failed."""
+        """Note that the owner failed to start the process."""
         self._blocking = why
         self._enter(Stage.BLOCKED)
 
     def stop(self) -> None:
-        """Its owner has ended the process."""
+        """Note that the owner has stopped the process."""
         self._unfollowed = ""
         self._enter(Stage.BLOCKED)
 
     def kill(self, why: BlockingReason) -> None:
-        """Its owner has killed the process, which the runtime starts again."""
+        """Note that the owner has killed the process, which the runtime restarts."""
         self._kill = why
 
     def follow(self, problem: str = "") -> None:
-        """A changed description was followed, or could not be."""
+        """Note that a changed description was applied, or with a `problem` that it could not be applied."""
         self._unfollowed = problem
         self.last_error = problem or self.last_error
 
     def observe(self, process: ComponentState) -> bool:
-        """The runtime reports a change of the process. Returns whether a start that was under way is over."""
-        # The end of an instance that hung begins the start in its turn.
+        """Note a change of the process in the runtime. Return whether a start that was under way is over."""
+        # The end of a hung process does not end the turn: its restart begins in the same turn.
         hung = self._kill is not None and self._kill.reason is Reason.KILLED
         if process.phase is Phase.BACKOFF:
             self._note_end(process)
         elif process.phase is Phase.ABSENT:
-            self._kill = None  # the owner ended the process for another reason
+            self._kill = None  # the owner stopped the process for another reason
         if self.running and self.stage is not Stage.STOPPING:
             self._blocking = None
             self._enter((_AFTER_FAILURE if self.failed else _BY_PHASE)[process.phase])
         return process.phase in {Phase.READY, Phase.BACKOFF, Phase.ENDED} and not hung
 
     def _note_end(self, process: ComponentState) -> None:
-        if self.stage is Stage.BACKOFF and self._exit is not None:  # it could not be started again
+        if self.stage is Stage.BACKOFF and self._exit is not None:  # the restart failed
             self._exit = self._exit[0], process.message
         else:
-            ours, self._kill = self._kill, None
-            if ours is not None:
-                out_of_memory = ours.reason is Reason.OUT_OF_MEMORY
+            kill, self._kill = self._kill, None
+            if kill is not None:
+                out_of_memory = kill.reason is Reason.OUT_OF_MEMORY
             else:
                 out_of_memory = process.exit_code == KILLED_BY and self._oom_kills.take()
             reason = exit_reason(process.exit_code, process.message, oom_killed=out_of_memory)
-            self._exit = reason, f"{ours.message}; it {process.message}" if ours else process.message
+            self._exit = reason, f"{kill.message}; it {process.message}" if kill else process.message
             self.exits[reason] += 1
         self.last_error = self._exit[1]
 

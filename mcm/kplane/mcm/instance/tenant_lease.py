@@ -1,4 +1,4 @@
-"""The Lease in a tenant's control plane that allows one instance to work there."""
+"""Lease in a tenant's control plane that allows one instance to work there."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ __all__ = ["TIMINGS", "TRY_SECONDS", "Holder", "TenantLease"]
 logger = logging.getLogger(__name__)
 
 TIMINGS: Final = LeaseTimings(duration_seconds=120, renew_deadline_seconds=90.0, retry_seconds=30.0)
-"""Slow: each renewal is a write to the etcd of an idle control plane, and an API server may be away for 50 s."""
+"""Slow times: each renewal writes to the etcd of an idle control plane, and an API server may be away for 50 s."""
 TRY_SECONDS: Final = TIMINGS.renew_deadline_seconds / 2
-"""How long one write of a Lease may take: half of the deadline, as in client-go (NewFromKubeconfig of
+"""Longest time for a write of a Lease: half of the renew deadline, as in client-go (NewFromKubeconfig of
 tools/leaderelection/resourcelock). An API server waits up to 30 s for a webhook, and gives up a write after 34 s.
 """
 _NAMESPACE: Final = "kube-system"
 _MIB: Final = 1024**2
 _LEASE_LIMITS: Final = AnswerLimits(answer_bytes=_MIB // 4, values=4096)
-"""More than any Lease has: a hostile API server costs mcm no more."""
+"""Larger than any Lease. A hostile API server cannot make mcm use more memory."""
 _WEBHOOK_LIMITS: Final = AnswerLimits(
     answer_bytes=4 * _MIB, list_bytes=4 * _MIB, values=100_000, together=Allowance(32 * _MIB)
 )
-"""About a thousand webhooks, each with a CA and its managedFields. Two answers of the worst kind fit into memory."""
+"""Room for about a thousand webhooks, each with a CA and managedFields. Memory suffices for two such answers."""
 _DEFAULT_DURATION_SECONDS: Final = 15
 _LONGEST_DURATION_SECONDS: Final = 600
 _RELEASE_SECONDS: Final = 2.0
-"""A release only saves time. A silent API server must not hold up the end of an engagement."""
+"""Limit of a release, which only saves time. A silent API server must not delay the end of an engagement."""
 _HOLDER_LENGTH: Final = 200
 _DIGEST_LENGTH: Final = 16
 _NEVER: Final = float("-inf")
@@ -62,28 +62,28 @@ Delayed = Callable[[BlockingReason], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """This mcm as the holder of Leases in control planes."""
+    """mcm as the holder of Leases in control planes."""
 
     name: str
-    """Of this mcm, for people."""
+    """Name of this mcm, for people."""
     fleet: str | None
-    """Name of the fleet: of its mcm, one begins with a cluster when another has ended there. None: there is none."""
+    """Name of the fleet; its mcm take over each other's Leases without waiting for expiry. None: there is no fleet."""
     uid: Callable[[str], str | None]
     """Returns the uid of the object that stands for a cluster, by the name of the cluster."""
     before_write: Callable[[str], float | None] | None = None
-    """Returns for how many seconds this mcm works on a cluster, as `Client` asks it before each write.
+    """Returns for how many seconds this mcm owns a cluster; `Client` calls it before each write.
 
-    It raises ClusterNotOwned if another mcm of the fleet does. None: this mcm works on all of its clusters.
+    Raises ClusterNotOwned if another mcm of the fleet owns the cluster. None: this mcm owns all of its clusters.
     """
 
     def identity(self, cluster: Cluster) -> str:
-        """Return a name that no other holder has, with the mark of the fleet."""
+        """Return a unique name of a holder, with the mark of the fleet."""
         return f"{self.name}{self.mark(cluster) or '_'}{secrets.token_hex(4)}"
 
     def mark(self, cluster: Cluster) -> str | None:
-        """Return what the names of all holders of this fleet have in them, for one cluster; None: its uid is unknown.
+        """Return the common part of all holder names of this fleet for a cluster; None without a fleet or a known uid.
 
-        By names alone, two management clusters could have the same mark.
+        The mark contains the uid, because two management clusters could have equal names.
         """
         uid = self.uid(cluster.name)
         return f"_{_digest(json.dumps([self.fleet, uid]))}_" if self.fleet is not None and uid else None
@@ -94,19 +94,18 @@ def _digest(text: str) -> str:
 
 
 class TenantLease:
-    """Holds the Lease by which programs of one name elect a leader, in the control plane of one cluster.
+    """Holds the leader election Lease of a program in the control plane of one cluster.
 
-    kube-controller-manager and kube-scheduler elect a leader by the Lease of their name in kube-system. mcm holds it
-    for its instance, which takes no part in the election. So a program of somebody else waits, and an instance of mcm
-    waits for a program of somebody else.
+    kube-controller-manager and kube-scheduler elect a leader by the Lease of their name in kube-system. mcm holds this
+    Lease for its instance, which takes no part in the election. So a tenant's own program waits for mcm's instance, and
+    mcm's instance waits for the tenant's program.
 
-    A Lease counts as held for as long as its holder asks for, from when mcm saw it change last. Only the Lease of
-    another mcm of the fleet is taken at once. An mcm that held the Lease and lost it does not take it back like that:
-    it is the one that was late.
+    A Lease of another holder counts as held for the holder's lease duration after mcm saw the Lease change last. Only
+    the Lease of another mcm of the fleet is taken at once. An mcm that held the Lease and lost it waits for expiry,
+    because it was the late holder.
 
-    `program` is the name of the Lease, and `timeout_seconds` the time in which an API server has to answer a read. A
-    write may take longer, as long as reads are answered: it waits for admission webhooks of the tenant. Tests replace
-    `now`.
+    `program` is the name of the Lease, and `timeout_seconds` the deadline of a read. A write may take longer while
+    reads are answered, because it waits for admission webhooks of the tenant. `now` is the clock; tests replace it.
     """
 
     def __init__(
@@ -121,33 +120,33 @@ class TenantLease:
         self._cluster = cluster.name
         self._before_write = holder.before_write
         self._followed = holder.mark(cluster)
-        """Mark of the holders whose Lease is taken at once; None from when this mcm has held the Lease itself."""
+        """Mark of the holders whose Lease is taken at once; None after this mcm has held the Lease itself."""
         self._identity = holder.identity(cluster)
         self._program = program
         self._timeout_seconds = timeout_seconds
         self._now = now
         self._client: Client | None = None
-        """For quick reads. The Lease has a client of its own, by the same connections."""
+        """Client of quick reads. The Lease has a client of its own, over the same connections."""
         self._lease: Lease | None = None
         self._write = Write(resource=LEASES, namespace=_NAMESPACE)
         self._admitted = False
-        """Whether the API server has accepted these credentials: those of a user's choice may lack rights for good."""
+        """Whether the API server has accepted these credentials before. A user's credentials may always lack rights."""
         self.refusal: str = ""
-        """Why the API server refused, at the last look that it answered, what it accepted before; empty: it did not."""
+        """Why the API server refused, at its last answer, credentials that it accepted before; empty if it did not."""
 
     @property
     def seconds_left(self) -> float:
-        """For how many seconds no other program may take it; 0 if this mcm does not hold it."""
+        """Seconds for which no other program may take the Lease; 0 if this mcm does not hold it."""
         return max(0.0, self._lease.expires_at - self._now()) if self._lease is not None else 0.0
 
     async def look(
         self, config: ClusterConfig, *, seconds: float = TRY_SECONDS, delayed: Delayed | None = None
     ) -> BlockingReason | None:
-        """Take the Lease, or renew it. Returns what is in the way of an instance now; None if it is held.
+        """Take or renew the Lease. Return the reason that blocks the instance now; None if the Lease is held.
 
-        A look that takes longer than `seconds` has failed; its cause is looked for as long, and no longer than a read
-        may take. `delayed` is called once if a write takes long, and the API
-        server answers reads, with what holds the write up.
+        A look fails after `seconds`. Then a second request looks for the cause, for at most `seconds` and at most the
+        deadline of a read. `delayed` is called at most once, with the cause, if a write is slow while the API server
+        answers reads.
         """
         try:
             lease = await self._connect(config)
@@ -172,7 +171,7 @@ class TenantLease:
         )
 
     async def answers(self) -> bool:
-        """Tell whether the API server answers a read of the Lease now. No webhook holds up a read."""
+        """Return whether the API server answers a read of the Lease now. Webhooks do not delay reads."""
         try:
             _ = self._client is not None and await self._client.exists(LEASES, self._program, namespace=_NAMESPACE)
         except ProviderError:
@@ -180,7 +179,7 @@ class TenantLease:
         return self._client is not None
 
     async def _try(self, lease: Lease, *, seconds: float, delayed: Delayed | None) -> bool:
-        """Take or renew the Lease, and wait for a slow write only while the API server answers reads."""
+        """Take or renew the Lease. Waits for a slow write only while the API server answers reads."""
         taking = asyncio.create_task(_take(lease), name=f"take the Lease {self._name}")
         reads = ""
         try:
@@ -190,31 +189,31 @@ class TenantLease:
                     reads = await self._explain_delay(taking, delayed)
                 return await taking
         except TimeoutError as error:
-            said = f"no answer within {seconds:.3g} s for the Lease {self._name}{reads}"
-            raise _no_answer(said, write_sent=True) from error
+            message = f"no answer within {seconds:.3g} s for the Lease {self._name}{reads}"
+            raise _no_answer(message, write_sent=True) from error
         finally:
             await end_tasks((taking,))
 
     async def _explain_delay(self, taking: asyncio.Task[bool], delayed: Delayed | None) -> str:
-        """Find the webhooks that hold a write up, and say how reads are answered meanwhile.
+        """Find the webhooks that delay a write, report them, and return the end of the error message.
 
-        Raises Unreachable if the API server answers no reads either.
+        Raises Unreachable if the API server does not answer reads either.
         """
-        guards, listed = list[Guard](), ""
+        guards, failure = list[Guard](), ""
         try:
             guards = await self._guards()
         except (ApiError, AnswerTooLarge) as error:
-            listed = f"; mcm failed to list its webhooks: {error}"
+            failure = f"; mcm failed to list its webhooks: {error}"
         except ProviderError:
             if taking.done():
                 return ""
             raise
         if guards and delayed is not None and not taking.done():
             await delayed(self._held_up(guards, f"no answer within {self._timeout_seconds:g} s"))
-        return f", though it answers reads: an admission webhook or a slow etcd holds up the write{listed}"
+        return f", though it answers reads: an admission webhook or a slow etcd holds up the write{failure}"
 
     async def _guards(self) -> list[Guard]:
-        """Return the webhooks on writes of the Lease, by one quick look."""
+        """Return the webhooks that apply to writes of the Lease. Raises Unreachable after the deadline of a read."""
         client = self._client
         try:
             async with asyncio.timeout(self._timeout_seconds):
@@ -223,7 +222,7 @@ class TenantLease:
             raise _no_answer(f"no answer within {self._timeout_seconds:g} s") from error
 
     async def aclose(self) -> None:
-        """Release the Lease and close the connection. Call it when nothing of the instance is left."""
+        """Release the Lease and close the connection. Call this method after the end of the instance's process."""
         client, self._client = self._client, None
         lease, self._lease = self._lease, None
         if client is None:
@@ -232,7 +231,7 @@ class TenantLease:
             if lease is not None:
                 async with asyncio.timeout(_RELEASE_SECONDS):
                     await lease.release()
-        except Exception as error:  # noqa: BLE001 - whatever an API server answers, the Lease runs out by itself
+        except Exception as error:  # noqa: BLE001 - the Lease expires anyway, so no answer of an API server matters
             logger.info("failed to release the Lease %s at %s: %s", self._name, client.config.server, error)
         finally:
             await client.aclose()
@@ -254,7 +253,7 @@ class TenantLease:
             await self._client.update(config)
             self._admitted, self.refusal = False, ""
         if self._lease is None:
-            # By the same connections, with a deadline of its own for each call: `look` bounds them all.
+            # Same connections, with a long deadline for each call: `look` limits all calls together.
             writer = Client(
                 config,
                 transport=self._client.transport,
@@ -276,7 +275,7 @@ class TenantLease:
         return self._lease
 
     def _patience(self, holder: Any, duration_seconds: Any) -> float:
-        """Return how long the Lease of another holder must not change; its API server may be hostile."""
+        """Return for how many seconds another holder's Lease must not change; the values may be hostile."""
         if not isinstance(holder, str) or not holder or (self._followed is not None and self._followed in holder):
             return 0.0
         if not isinstance(duration_seconds, int) or duration_seconds <= 0:
@@ -317,13 +316,13 @@ class TenantLease:
                 return BlockingReason(Reason.API_SERVER_UNREACHABLE, f"its API server does not answer: {error}")
 
     async def _blamed(self, error: ProviderError, *, seconds: float) -> list[Guard]:
-        """Return the webhooks and policies that may have caused an error; empty if none did."""
+        """Return the webhooks and policies that may have caused an error; empty if there are none."""
         if self._client is None:
             return []
         return await blamed_guards(self._client, error, self._write, seconds=seconds)
 
     def _held_up(self, guards: list[Guard], why: str) -> BlockingReason:
-        """Return what to do about webhooks and policies that keep the Lease from being written."""
+        """Return the blocking reason, with a remedy, for webhooks and policies that block writes of the Lease."""
         them, command = "it" if len(guards) == 1 else "them", guards[0].deletion if len(guards) == 1 else ""
         deletion = f" (`{command}`)" if command else ""
         return BlockingReason(
@@ -340,5 +339,5 @@ def _no_answer(what: str, *, write_sent: bool = False) -> Unreachable:
 async def _take(lease: Lease) -> bool:
     try:
         return await lease.try_acquire(absent_since=_NEVER)
-    except LeaseLost:  # it was edited, and has another holder or none
+    except LeaseLost:  # the Lease was edited, and has another holder or none
         return await lease.try_acquire(absent_since=_NEVER)

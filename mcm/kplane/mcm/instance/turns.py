@@ -1,4 +1,4 @@
-"""Starts in turns, so that many at once do not take the CPU from instances that run."""
+"""Start budget: limits concurrent starts, so that many starts do not take the CPU from running instances."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from kplane.workloads.cpus import usable_cpus
 __all__ = ["StartBudget"]
 
 _LANES: Final = 3
-"""Of first starts and changes, of the first restart after an instance ended by itself, and of all later restarts."""
+"""Number of lanes: first starts and changes; first restarts after an end by itself; all later restarts."""
 
 
 class StartBudget:
-    """Lets at most `at_once` instances start at the same time.
+    """Limits concurrent starts of instances to `at_once`.
 
-    Each start waits in one of three lanes, first come, first served, and each lane has every third turn. So
-    instances that crash again and again hold back a first start, or a first restart, by two turns at most.
+    A start waits in one of three lanes. Each lane is first come, first served, and each lane has every third turn. So
+    instances that crash again and again delay a first start, or a first restart, by at most two turns.
 
-    A start is heavy for its first second or two: the program is loaded and lists everything. A turn ends when its
-    instance is ready or has ended, and at the latest after `longest_seconds`, so that a slow API server does not hold
-    up the other instances. Two starts are at least `stagger_seconds` apart.
+    A start is heavy for a second or two, because the program is loaded and lists all objects. A turn ends when its
+    instance is ready or has ended, and at the latest after `longest_seconds`. So a slow API server does not delay other
+    instances. Two starts are at least `stagger_seconds` apart.
     """
 
     def __init__(
@@ -38,17 +38,17 @@ class StartBudget:
         self._longest_seconds = longest_seconds
         self._stagger_seconds = stagger_seconds
         self._lanes = tuple(asyncio.Lock() for _ in range(_LANES))
-        """Each is held by the first one of it, which waits at the door."""
+        """Lock of each lane. The first waiter of a lane holds it while it waits at the door."""
         self._door = asyncio.Lock()
-        """Held by the one that starts next."""
+        """Lock of the waiter that starts next."""
         self._taken: set[asyncio.Task[None]] = set()
         self._not_before = float("-inf")
 
     @contextlib.asynccontextmanager
     async def turn(self, *, over: asyncio.Event, failures: int = 0) -> AsyncIterator[None]:
-        """Start within; return when `over` is set, or at the end of the turn, and not before what is within is done.
+        """Wait for a turn and run the block; then keep the turn until `over` is set, or the turn times out.
 
-        `failures` is how often the instance has ended by itself in a row.
+        `failures` is the number of times in a row that the process ended by itself.
         """
         await self._enter(self._lanes[min(failures, _LANES - 1)])
         try:
@@ -61,7 +61,7 @@ class StartBudget:
             self._slots.release()
 
     async def take(self, *, over: asyncio.Event, failures: int) -> None:
-        """Return at the beginning of a turn, which ends as in `turn`."""
+        """Wait for a turn and return at its beginning. The turn ends in the background, as in `turn`."""
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self.turn(over=over, failures=failures))
             task = asyncio.create_task(stack.pop_all().aclose(), name="turn to restart an instance")

@@ -1,1 +1,1 @@
-"""Which mcm serves which control plane."""
+"""Placement: the distribution of control planes among several mcm."""

@@ -1,4 +1,4 @@
-"""Under which name this mcm holds Leases in control planes, and whose Leases it may take over at once."""
+"""Identity of this mcm as a holder of Leases in control planes, and the holders whose Leases it may take at once."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ def lease_holder(
     uid: Callable[[str], str | None],
     before_write: Callable[[str], float | None] | None = None,
 ) -> Holder:
-    """Name this mcm as a holder, and its fleet.
+    """Return the identity of this mcm as a holder, and its fleet.
 
-    Shard Leases order the mcm of a fleet. An mcm that is alone follows itself: its fleet is its state directory, which
-    no other mcm may use. No mcm follows one of the other mode: `status.instance` of a registration orders the modes,
-    but proves no end. The operator clears it when the pod of a dedicated mcm is gone, and a person may clear it. A pod
-    that was deleted by force may still work, so the Lease has to run out.
+    With sharding, shard Leases order the mcm of a fleet. An mcm without sharding takes over only from its own earlier
+    run: its fleet is its state directory, which no other mcm may use.
+
+    A shared and a dedicated mcm never take over each other's Leases at once. `status.instance` of a registration orders
+    the modes, but does not prove the end of an instance. The operator clears it when the pod of a dedicated mcm is
+    gone, and a person may clear it. A pod that was deleted by force may still run, so the Lease has to expire.
 
     `uid` and `before_write` are as in Holder. Raises OSError if the directory cannot be written.
     """
@@ -46,9 +48,9 @@ def lease_holder(
 
 def _id_of(path: Path) -> str:
     with contextlib.suppress(FileNotFoundError):
-        if found := path.read_text(errors="replace").strip():
-            return found
-    made, new = secrets.token_hex(8), path.with_name(f"{path.name}.new")
-    new.write_text(made)
+        if existing := path.read_text(errors="replace").strip():
+            return existing
+    created, new = secrets.token_hex(8), path.with_name(f"{path.name}.new")
+    new.write_text(created)
     os.replace(new, path)
-    return made
+    return created

@@ -1,4 +1,4 @@
-"""Kills instances that outlast a Lease that allows them to run, even if mcm itself hangs."""
+"""Enforcer of Leases: kills instances whose Lease expires, even if mcm itself hangs."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from kplane.workloads import Watchdog
 __all__ = ["LeaseEnforcer"]
 
 _LEAD_SECONDS: Final = 0.5
-"""Seconds by which an instance is killed before its Lease runs out."""
+"""Time in seconds from the kill of an instance to the expiry of its Lease."""
 
 
 class LeaseEnforcer:
-    """Kills instances that outlast the Lease in their control plane, or the shard Lease of their cluster.
+    """Kills instances at the expiry of the Lease in their control plane, or of the shard Lease of their cluster.
 
-    An mcm that is stopped (SIGSTOP, a debugger, a disk that hangs) cannot end its instances when another program may
-    take a Lease over. So a separate process, the watchdog, knows until when each instance may run.
+    A stopped mcm (SIGSTOP, a debugger, a disk that hangs) cannot stop its instances before another program takes over
+    a Lease. So a separate process, the watchdog, knows the deadline of each instance.
     """
 
     def __init__(self, directory: Path, *, seconds_left: Callable[[str], float | None] | None = None) -> None:
-        """`directory` is the runtime's. `seconds_left` returns how long this mcm owns a cluster (None: for ever).
+        """`directory` is the directory of the runtime. `seconds_left` returns how long this mcm owns a cluster.
 
-        It raises ClusterNotOwned for a cluster of another mcm. Without it this mcm is the only one.
+        It returns None for no limit, and raises ClusterNotOwned for a cluster of another mcm. Without `seconds_left`,
+        this mcm owns all clusters.
         """
         self._seconds_left = seconds_left
         self._watchdog = Watchdog(directory, until=self._until)
         self._instances: Callable[[], Iterable[Instance]] = tuple
 
     async def admit(self) -> None:
-        """Return when the instances that there are by now would be killed in time. Raises RuntimeFailure."""
+        """Wait until the watchdog knows the deadlines of all present instances. Raises RuntimeFailure."""
         await self._watchdog.confirm()
 
     @contextlib.asynccontextmanager
     async def running(self, instances: Callable[[], Iterable[Instance]], *, stop: asyncio.Event) -> AsyncIterator[None]:
-        """Watch them while within, and set `stop` where that is not possible any more: no instance may run then.
+        """Enforce Leases inside the block. Set `stop` if the watchdog fails, because no instance may run without it.
 
         Raises RuntimeFailure at the exit in that case.
         """
@@ -49,7 +50,7 @@ class LeaseEnforcer:
             yield
 
     def _until(self) -> dict[str, float]:
-        left = {each.component: self._left(each) for each in self._instances()}
+        left = {instance.component: self._left(instance) for instance in self._instances()}
         return {component: seconds for component, seconds in left.items() if seconds is not None}
 
     def _left(self, instance: Instance) -> float | None:

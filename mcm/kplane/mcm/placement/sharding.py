@@ -1,4 +1,4 @@
-"""Several mcm that share a fleet: each control plane has its instances in one of them at a time."""
+"""Sharding: several mcm share a fleet, and each control plane has its instances in one of them at a time."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from kplane.provider.serving.metrics import sharding_metrics
 __all__ = ["SHARDS", "Sharding", "coordinating", "shard_metrics"]
 
 SHARDS: Final = 16
-"""Number of shard Leases. Each is renewed after half of its time, and at most so many mcm have work."""
+"""Number of shard Leases, and so the largest number of mcm with work."""
 Unused = Callable[[Callable[[str], bool]], bool]
-"""Tells whether no cluster has an instance, among those that the argument picks by name."""
+"""Returns whether no cluster has an instance, among the clusters that the argument selects by name."""
 _ON: Final = "--cluster-sharding"
 _ID: Final = "--cluster-shard-id"
 _NAMESPACE: Final = "--cluster-lease-namespace"
@@ -31,20 +31,22 @@ _PREFIX: Final = "--cluster-lease-prefix"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """How this mcm shares the fleet."""
+    """Configuration of the sharing of a fleet with other mcm."""
 
     namespace: str
-    """Of the Leases, in the management cluster."""
+    """Namespace of the Leases, in the management cluster."""
     identity: str | None = None
-    """Of this mcm alone; None: the name of its host, which is that of its pod."""
+    """Unique name of this mcm in the fleet; None: the host name, which is the name of its pod."""
     prefix: str = "mcm"
-    """Of the Leases: all mcm of a fleet have the same prefix, and other fleets of the namespace another one."""
+    """Prefix of the names of the Leases. All mcm of a fleet share it, and other fleets of the namespace differ."""
     lease_seconds: int = 90
-    """The default outlasts an outage of the management API of 60 s, with a renewal before and a call after it."""
+    """Duration of a Lease. The default outlasts an outage of the management API of 60 s, with a renewal before and a
+    request after it.
+    """
 
     @classmethod
     def of(cls, *, namespace: str | None, identity: str | None, prefix: str, lease_seconds: int) -> Self:
-        """Make it of the flags. Raises ConfigurationError if a value cannot be used."""
+        """Create the configuration from the flags. Raises ConfigurationError if a value is invalid."""
         if namespace is None:
             raise ConfigurationError(f"{_ON} needs {_NAMESPACE}, the namespace of the Leases that share the fleet out")
         if identity is not None and object_name(identity) != identity:
@@ -60,7 +62,7 @@ class Sharding:
 
     @property
     def timings(self) -> ShardTimings:
-        """How often Leases are renewed, and what else follows from their length; short Leases have shorter times."""
+        """Times of renewals and handovers; they shrink in proportion if Leases are shorter than the default."""
         seconds, usual = self.lease_seconds, ShardTimings()
         share = min(1.0, seconds / usual.duration_seconds)
         return ShardTimings(
@@ -74,7 +76,7 @@ class Sharding:
         )
 
     def coordinator(self, client: Client, *, unused: Unused = lambda _among: False) -> Sharded:
-        """Make what takes part. `client` is one of the management cluster, and belongs to the caller."""
+        """Create the coordinator. `client` is a client of the management cluster, and belongs to the caller."""
         coordinator = Sharded(
             client,
             namespace=self.namespace,
@@ -93,15 +95,15 @@ class Sharding:
 async def coordinating(
     sharding: Sharding | None, *, config: ClusterConfig, unused: Unused = lambda _among: False
 ) -> AsyncIterator[Coordinator]:
-    """Give the coordinator of this mcm: alone it works on all clusters."""
+    """Yield the coordinator of this mcm; without sharding, this mcm works on all clusters."""
     if sharding is None:
         yield Basic()
         return
-    # Of its own: a renewal must not wait until registrations are told something.
+    # A separate client, because a renewal must not wait for writes to registrations.
     async with Client(config, timeout_seconds=sharding.timings.call_seconds, field_manager="kplane") as client:
         yield sharding.coordinator(client, unused=unused)
 
 
 def shard_metrics(coordinator: Coordinator) -> list[Metric]:
-    """Return what a coordinator does, in the words of Prometheus; one that is alone has nothing to tell."""
+    """Return the Prometheus metrics of the coordinator; none without sharding."""
     return [*sharding_metrics(coordinator.stats)] if isinstance(coordinator, Sharded) else []

@@ -1,4 +1,4 @@
-"""Whether a pod of a StatefulSet that ends is started again."""
+"""Check whether a StatefulSet starts a pod again after its end."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ __all__ = ["is_restarted"]
 
 
 async def is_restarted(client: Client, *, namespace: str, pod: str) -> bool:
-    """Tell whether a StatefulSet has room for a pod of this name: so after an update, but not after a scale-down.
+    """Return whether the replicas of a StatefulSet include this pod: true after an update, false after a scale-down.
 
-    It needs `get` on the StatefulSet. A process that is no such pod, or may not read the StatefulSet, gets False.
+    The function needs the right to `get` the StatefulSet. It returns False for a process that is no such pod, or that
+    may not read the StatefulSet.
     """
     name, _, number = pod.rpartition("-")
     if not name or not (number.isascii() and number.isdecimal()):
         return False
     try:
-        found = await client.get(STATEFUL_SETS, name, namespace=namespace)
+        stateful_set = await client.get(STATEFUL_SETS, name, namespace=namespace)
     except (NotFound, Forbidden):
         return False
-    spec = found["spec"]
+    spec = stateful_set["spec"]
     first = (spec.get("ordinals") or {}).get("start", 0)
-    if found["metadata"].get("deletionTimestamp"):
+    if stateful_set["metadata"].get("deletionTimestamp"):
         return False
     return bool(first <= int(number) < first + spec.get("replicas", 1))

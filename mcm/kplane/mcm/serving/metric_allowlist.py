@@ -1,7 +1,7 @@
-"""The fixed set of series that mcm tells of each instance, made of the thousands that an instance has.
+"""Allowlist of the series that mcm exposes for each instance, out of the thousands that an instance has.
 
-How many there are of a cluster does not depend on what its tenant does: values are summed over queues, hosts and verbs.
-Names and meanings are the programs' own, so that `sum by (cluster)` gives the same as of all of its series.
+The number of series of a cluster does not depend on its tenant: values are summed over queues, hosts and verbs. Names
+and meanings are the programs' own. So `sum by (cluster)` gives the same result as over all series of an instance.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 __all__ = ["SERIES", "Series", "Values", "allowed_values", "read_samples"]
 
 Values = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
-"""By name and labels."""
+"""Values by name and labels."""
 
 _SAMPLE: Final = re.compile(
     r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)"
@@ -27,19 +27,19 @@ _TOLD_APART: Final = frozenset({"401", "403", "429"})
 
 
 class Sample(NamedTuple):
-    """One line; `labels` as they are written."""
+    """Sample of a metric in the text format; `labels` is the unparsed text."""
 
     name: str
     labels: str
     value: str
 
     def label(self, name: str) -> str | None:
-        """Return the value of a label, still with its escapes; None if there is none."""
-        return next((found[2] for found in _LABEL.finditer(self.labels) if found[1] == name), None)
+        """Return the value of a label, without unescaping; None if the sample has no such label."""
+        return next((match[2] for match in _LABEL.finditer(self.labels) if match[1] == name), None)
 
 
 class Series(NamedTuple):
-    """One metric of the set."""
+    """Metric of the allowlist."""
 
     type: str
     help: str
@@ -92,11 +92,11 @@ _SCHEDULER: Final[Mapping[str, Series]] = {
     ),
 }
 SERIES: Final[Mapping[str, Series]] = {**_COMMON, **_SCHEDULER}
-"""By name. Those of the scheduler are kube-scheduler's alone."""
+"""Allowlist by name. Only kube-scheduler has the series of the scheduler."""
 
 
 def allowed_values(lines: Iterable[str]) -> Values:
-    """Make the values of `SERIES` from the lines of one instance."""
+    """Return the values of `SERIES` in the text of one instance."""
     values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for sample in read_samples(line for line in lines if line.startswith(_BEGINNINGS)):
         series = SERIES.get(sample.name)
@@ -109,10 +109,10 @@ def allowed_values(lines: Iterable[str]) -> Values:
 
 
 def read_samples(lines: Iterable[str]) -> Iterator[Sample]:
-    """Read the samples, and pass over every other line."""
+    """Yield the samples, and skip all other lines."""
     for line in lines:
-        if not line.startswith("#") and (found := _SAMPLE.match(line)) is not None:
-            yield Sample(found["name"], found["labels"] or "", found["value"])
+        if not line.startswith("#") and (match := _SAMPLE.match(line)) is not None:
+            yield Sample(match["name"], match["labels"] or "", match["value"])
 
 
 _BEGINNINGS: Final = tuple(SERIES)

@@ -1,4 +1,4 @@
-"""Metrics of mcm and its instances: a fixed set of series for each cluster, none for a cluster that is gone."""
+"""Metrics of mcm and its instances: a fixed set of series for each present cluster."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ __all__ = ["InstanceMetrics", "Metrics", "fleet_families", "scrape_family"]
 
 
 class _Answers(NamedTuple):
-    """What instances said."""
+    """Metrics that instances returned, and the instances that were asked."""
 
     asked: Sequence[Origin] = ()
     values: Mapping[Origin, Values] = MappingProxyType({})
 
 
 class InstanceMetrics(enum.StrEnum):
-    """What of the metrics of instances mcm tells."""
+    """Choice of the metrics of instances that mcm exposes."""
 
     NONE = "none"
-    """Nothing: instances are not asked."""
+    """No metrics of instances; mcm does not read them."""
     FIXED = "fixed"
     """`kplane.mcm.serving.metric_allowlist.SERIES`: a few series for each cluster."""
 
 
 class Metrics:
-    """Renders the fleet for Prometheus. Nothing is kept between scrapes.
+    """Renders the metrics of the fleet for Prometheus, without state between scrapes.
 
-    `scraper` reads the metrics of instances; None: they are left out. `more` gives metrics that belong to no cluster.
+    `scraper` reads the metrics of instances; None: they are left out. `more` returns metrics that belong to no cluster.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class Metrics:
         self._rendering = Rendering(self._render)
 
     async def render(self) -> bytes:
-        """The text format. Those who ask while instances are asked share the next answer."""
+        """Return the metrics in text format. Requests during a scrape of the instances share the next answer."""
         return await self._rendering.text()
 
     async def _render(self) -> bytes:
-        pids = [pid for found in self._overview.summaries() for pid in found.pids]
+        pids = [pid for summary in self._overview.summaries() for pid in summary.pids]
         async with asyncio.TaskGroup() as tasks:
             measured = tasks.create_task(asyncio.to_thread(pss_by_pid, pids), name="memory of instances")
             asked = tasks.create_task(self._ask(), name="metrics of instances")
@@ -75,11 +75,11 @@ class Metrics:
         return _Answers(sorted(target.origin for target in targets), await self._scraper.scrape(targets, take=_values))
 
     def _collect(self, pss: Mapping[int, int], answers: _Answers) -> Iterable[Metric]:
-        summaries = self._overview.summaries()  # as it is now: some have gone while the others were asked
+        summaries = self._overview.summaries()  # the present state: some clusters ended during the scrape
         families = {family.name: family for family in process_families()}
         families |= {family.name: family for family in (*fleet_families(summaries, pss=pss), *self._more())}
         success = scrape_family()
-        present = {found.name for found in summaries}
+        present = {summary.name for summary in summaries}
         for origin in answers.asked:
             if origin.cluster in present:
                 success.add_metric([*origin], origin in answers.values)
@@ -92,7 +92,7 @@ def _values(_: Target, text: str) -> Values:
 
 
 def scrape_family() -> GaugeMetricFamily:
-    """Return the metric that tells of reading the metrics of instances, without samples."""
+    """Return the metric of the success of scrapes, without samples."""
     return GaugeMetricFamily(
         "mcm_instance_scrape_success",
         "1 if the metrics of the cluster's ready instance of the program were read.",
@@ -101,10 +101,10 @@ def scrape_family() -> GaugeMetricFamily:
 
 
 def fleet_families(summaries: Iterable[ClusterSummary], *, pss: Mapping[int, int]) -> list[Metric]:
-    """Return the metrics of mcm's own; `pss` is the memory of each process."""
-    found = list(summaries)
+    """Return mcm's own metrics of the fleet; `pss` is the memory in bytes of each process."""
+    rows = list(summaries)
     clusters = GaugeMetricFamily("mcm_clusters", "Clusters by the state of their instance.", labels=["state"])
-    counts = Counter(summary.state for summary in found)
+    counts = Counter(summary.state for summary in rows)
     for state in State:
         clusters.add_metric([state], counts[state])
     up = GaugeMetricFamily("mcm_instance_up", "1 if the cluster's instance is ready.", labels=["cluster"])
@@ -119,7 +119,7 @@ def fleet_families(summaries: Iterable[ClusterSummary], *, pss: Mapping[int, int
     exits = CounterMetricFamily(
         "mcm_instance_exits", "Ends of the instance by itself, by the reason.", labels=["cluster", "reason"]
     )
-    for summary in found:
+    for summary in rows:
         up.add_metric([summary.name], summary.state is State.READY)
         restarts.add_metric([summary.name], summary.restarts)
         for reason in EXIT_REASONS:
@@ -130,7 +130,7 @@ def fleet_families(summaries: Iterable[ClusterSummary], *, pss: Mapping[int, int
 
 
 def _add(families: dict[str, Metric], origin: Origin, *, values: Values) -> None:
-    """Add what an instance says; mcm itself has some metrics of the same names, without these labels."""
+    """Add the metrics of an instance. mcm itself has some metrics of the same names, without the labels of `origin`."""
     for (name, labels), value in values.items():
         series = SERIES[name]
         base = name.removesuffix("_total") if series.type == "counter" else name

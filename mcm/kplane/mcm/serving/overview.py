@@ -1,4 +1,4 @@
-"""All clusters and their instances at a glance, for health and metrics."""
+"""Overview of all clusters and their instances, for health and metrics."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _MESSAGE_LENGTH: Final = 2000
 
 
 class State(enum.StrEnum):
-    """Where the instance of a cluster is."""
+    """State of the instance of a cluster."""
 
     PENDING = "Pending"
-    """It does not run: not started yet, or it cannot be."""
+    """The instance does not run: it was not started yet, or cannot start."""
     STARTING = "Starting"
     READY = "Ready"
     UNREADY = "Unready"
@@ -36,31 +36,31 @@ class State(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSummary:
-    """One cluster and its instance."""
+    """Summary of one cluster and its instances."""
 
     name: str
     state: State
     profile: str
     server: str
     version: str | None = None
-    """Of the program, such as v1.36.3; None if it is not known."""
+    """Version of the program, such as v1.36.3; None if unknown."""
     generation: int | None = None
-    """Higher each time that another cluster, or another description that ends its instances, is engaged."""
+    """Generation of the engagement: higher for each new engagement of the cluster."""
     configuration: str | None = None
-    """Tells the effective configuration of its instances from any other one; None before their first start."""
+    """Hash of the configuration of the cluster's instances; None before their first start."""
     pid: int | None = None
     restarts: int = 0
     message: str = ""
-    """What is wrong now; empty if nothing is."""
+    """Present problem; empty if there is none."""
     last_error: str = ""
-    """What was wrong last, also where that is over."""
+    """Last problem, also if it is over."""
     exits: Mapping[str, int] = field(default_factory=dict)
-    """How often its instances ended by themselves, by the reason."""
+    """Number of times that processes ended by themselves, by reason."""
     others: tuple[tuple[str, int | None], ...] = ()
-    """Programs of its further instances, each with its process."""
+    """Programs of the further instances, each with the ID of its process."""
 
     def to_json(self) -> dict[str, Any]:
-        """All of it but the name."""
+        """Return all fields but the name."""
         document = asdict(self)
         del document["name"]
         document["lastError"] = document.pop("last_error")
@@ -69,27 +69,31 @@ class ClusterSummary:
 
     @property
     def pids(self) -> list[int]:
-        """Of all processes."""
+        """IDs of all processes."""
         return [pid for pid in (self.pid, *(pid for _, pid in self.others)) if pid is not None]
 
 
 class Overview:
-    """Looks at clusters and instances; nothing is kept, so that nothing is told of what is gone."""
+    """Reads the state of clusters and instances. It keeps no state, so ended clusters never show up."""
 
     def __init__(
         self, clusters: Clusters, *, instances: Instances, mine: Callable[[str], bool] = lambda _: True
     ) -> None:
-        """`mine` tells whether a cluster is this process's business; of others only ends of instances are told."""
+        """`mine` returns whether this process owns a cluster. Other clusters show up only while their instances end."""
         self._clusters = clusters
         self._instances = instances
         self._mine = mine
 
     def summaries(self) -> list[ClusterSummary]:
-        """Every cluster that is engaged or about to be, or whose instance is still ending; sorted by name."""
+        """Return a summary of each owned cluster and of each cluster with an instance, sorted by name."""
         running = self._instances.groups
         clusters = (engagement.cluster for engagement in self._clusters.engagements())
-        # The management cluster is one of the manager's clusters too, and no instance is meant for it.
-        described = {each.name: each for each in clusters if each.name != LOCAL and self._mine(each.name)}
+        # The management cluster is among the manager's clusters too, and has no instance.
+        described = {
+            candidate.name: candidate
+            for candidate in clusters
+            if candidate.name != LOCAL and self._mine(candidate.name)
+        }
         summaries = []
         for name in sorted(described.keys() | running.keys()):
             if instances := running.get(name):
@@ -109,8 +113,8 @@ class Overview:
         return summaries
 
     def targets(self) -> list[Target]:
-        """Where the metrics of the instances are that are ready."""
-        return [target for each in self._instances.all() if (target := each.target) is not None]
+        """Return the addresses of the metrics of all ready instances."""
+        return [target for instance in self._instances.all() if (target := instance.target) is not None]
 
     def _summarize(self, instances: Sequence[Instance]) -> ClusterSummary:
         first, shown = instances[0], foremost(instances)
@@ -118,8 +122,8 @@ class Overview:
         if message and shown is not first:
             message = f"{shown.kind.program}: {message}"
         exits: Counter[Reason] = Counter()
-        for each in instances:
-            exits.update(each.exits)
+        for instance in instances:
+            exits.update(instance.exits)
         return ClusterSummary(
             name=first.cluster.name,
             state=_STATES[shown.process.phase],
@@ -129,16 +133,16 @@ class Overview:
             generation=first.generation,
             configuration=_configuration(instances),
             pid=first.process.pid,
-            restarts=sum(each.process.restarts for each in instances),
+            restarts=sum(instance.process.restarts for instance in instances),
             message=shorten(message, length=_MESSAGE_LENGTH),
             last_error=shorten(shown.message or shown.last_error, length=_MESSAGE_LENGTH),
             exits={str(reason): count for reason, count in sorted(exits.items())},
-            others=tuple((each.kind.program, each.process.pid) for each in instances[1:]),
+            others=tuple((instance.kind.program, instance.process.pid) for instance in instances[1:]),
         )
 
 
 def _configuration(instances: Sequence[Instance]) -> str | None:
-    described = [each.described for each in instances if each.described is not None]
+    described = [instance.described for instance in instances if instance.described is not None]
     return fingerprint(described) if len(described) == len(instances) else None
 
 

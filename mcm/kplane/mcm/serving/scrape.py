@@ -1,4 +1,4 @@
-"""Reads the metrics of instances over TLS, with a certificate that only mcm has."""
+"""Scraper: reads the metrics of instances over TLS, with a client certificate that only mcm has."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _T = TypeVar("_T")
 
 
 class ScrapeLimits(NamedTuple):
-    """What reading the metrics of all instances may cost."""
+    """Limits of one scrape of all instances."""
 
     deadline_seconds: float = 5.0
-    """Of all together. Prometheus waits for 10 s unless it is told otherwise."""
+    """Deadline for all instances together. Prometheus waits for 10 s by default."""
     timeout_seconds: float = 2.0
-    """Of each."""
+    """Deadline for each instance."""
     at_once: int = 8
     bytes_each: int = 4 << 20
-    """Of the text of one instance; 0.4 MB are usual."""
+    """Largest text of one instance; 0.4 MB are usual."""
 
 
 class Scraper:
-    """Reads instances at once, a few at a time; an async context manager.
+    """Reads the metrics of several instances concurrently; an async context manager.
 
-    One that is silent, slow, or says too much is left out, and nobody waits for it longer than the limits say. Those
-    that failed the last time are asked last, so that they are not in the way of the others.
+    An instance is left out if it does not answer within the limits or its text is too large. Instances that failed in
+    the last scrape are read last, so that they do not delay the others.
     """
 
     def __init__(self, reader: ReaderCertificate, *, limits: ScrapeLimits | None = None) -> None:
@@ -53,7 +53,7 @@ class Scraper:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        # Connections are not kept: each would cost memory in an instance, of which there are many.
+        # Connections are not kept, because each idle connection would cost memory in its instance.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -69,18 +69,20 @@ class Scraper:
             await self._session.close()
 
     async def scrape(self, targets: Iterable[Target], *, take: Callable[[Target, str], _T]) -> dict[Origin, _T]:
-        """Return what `take` makes of the text of each instance, by whose it is.
+        """Return the result of `take` for the text of each instance, by the origin of the metrics.
 
-        Those that failed are left out, and those of which `take` raises McmError.
+        Instances that failed are left out, and so are instances for which `take` raises McmError.
         """
         ordered = sorted(targets, key=lambda target: target.origin in self._failing)
         authorities = {target.authority for target in ordered}
-        self._contexts = {known: context for known, context in self._contexts.items() if known in authorities}
-        found: dict[Origin, _T] = {}
+        self._contexts = {
+            authority: context for authority, context in self._contexts.items() if authority in authorities
+        }
+        results: dict[Origin, _T] = {}
         slots = asyncio.Semaphore(self._limits.at_once)
         tasks = [
             asyncio.create_task(
-                self._ask(target, slots=slots, take=take, found=found), name=f"scrape {target.origin.cluster}"
+                self._ask(target, slots=slots, take=take, found=results), name=f"scrape {target.origin.cluster}"
             )
             for target in ordered
         ]
@@ -89,8 +91,8 @@ class Scraper:
                 await asyncio.wait(tasks, timeout=self._limits.deadline_seconds)
             finally:
                 await end_tasks(tasks)
-        self._failing = frozenset(target.origin for target in ordered if target.origin not in found)
-        return found
+        self._failing = frozenset(target.origin for target in ordered if target.origin not in results)
+        return results
 
     async def _ask(
         self,

@@ -1,4 +1,4 @@
-"""Serves /healthz, /readyz, /clusters with a summary of every cluster, and /metrics."""
+"""HTTP server of /healthz, /readyz, /clusters with a summary of every cluster, and /metrics."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ __all__ = ["serve_status"]
 async def serve_status(
     listen: HostPort, *, overview: Overview, metrics: Metrics, sources: str, synced: Callable[[], bool]
 ) -> AsyncIterator[None]:
-    """Serve while within. `synced` says whether all objects that stand for control planes have been read once.
+    """Serve HTTP inside the block. `synced` returns whether all objects that stand for control planes have been read.
 
-    `sources` is what these are called. `/healthz` answers as long as the loop turns. `/readyz` is 200 from the time
-    that they are known;
-    `/readyz?verbose` tells of each cluster too, but instances that fail never make mcm itself unready, as that would
-    help none of them. `/clusters` tells more of them, as JSON or, where text/plain or `?format=table` is asked for, as
-    a table. Raises ListenFailed if the address cannot be listened on.
+    `sources` is the plural name of these objects. `/healthz` answers while the event loop turns. `/readyz` is 200 after
+    all objects have been read. `/readyz?verbose` lists each cluster too. Failing instances never make mcm unready,
+    because that would help no instance. `/clusters` has more details, as JSON, or as a table for text/plain or
+    `?format=table`. Raises ListenFailed if the address cannot be listened on.
     """
 
     not_synced = f"the {sources} have not been read yet; see the log"
@@ -52,7 +51,7 @@ async def serve_status(
         details = await _details(overview)
         if form == "table":
             return web.Response(text=render_table(details))
-        return web.json_response({"clusters": {found.summary.name: found.to_json() for found in details}})
+        return web.json_response({"clusters": {cluster.summary.name: cluster.to_json() for cluster in details}})
 
     async def show_metrics(_: web.Request) -> web.Response:
         return web.Response(body=await metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -66,11 +65,13 @@ async def serve_status(
 
 async def _details(overview: Overview) -> Sequence[ClusterDetails]:
     summaries = overview.summaries()
-    pss = await asyncio.to_thread(pss_by_pid, [pid for found in summaries for pid in found.pids])
-    return [ClusterDetails(found, sum(pss[pid] for pid in found.pids if pid in pss) or None) for found in summaries]
+    pss = await asyncio.to_thread(pss_by_pid, [pid for summary in summaries for pid in summary.pids])
+    return [
+        ClusterDetails(summary, sum(pss[pid] for pid in summary.pids if pid in pss) or None) for summary in summaries
+    ]
 
 
 def _prefers_text(accept: str) -> bool:
-    """Whether text/plain is asked for, and JSON is not: browsers and curl ask for anything."""
+    """Whether the client accepts text/plain and not JSON. Browsers and curl accept any type, and get JSON."""
     kinds = {kind.partition(";")[0].strip() for kind in accept.split(",")}
     return "text/plain" in kinds and "application/json" not in kinds

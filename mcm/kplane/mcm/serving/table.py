@@ -1,4 +1,4 @@
-"""Clusters and their instances as text, for people."""
+"""Text tables of clusters and their instances, for people."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ _HEADINGS: Final = (
     "LAST ERROR",
 )
 _LINE_LENGTH: Final = 160
-"""Each of the two lines that are shown of what was said last."""
+"""Length of each of the two lines that are shown of the last error."""
 _UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e\xa0-\U0010ffff]+")
 
 
 class ClusterDetails(NamedTuple):
-    """One cluster, its instance, and the memory of that."""
+    """Cluster, its instances, and the memory of their processes."""
 
     summary: ClusterSummary
     pss_bytes: int | None
-    """None if it has no process, or it could not be found out."""
+    """None if no process runs, or its memory could not be read."""
 
     def to_json(self) -> dict[str, Any]:
-        """All of it but the name."""
+        """Return all fields but the name."""
         return {**self.summary.to_json(), "pssBytes": self.pss_bytes}
 
 
 def render_table(clusters: Iterable[ClusterDetails]) -> str:
-    """Return one line for each cluster, below a line with headings."""
+    """Return a table: a line with headings, and one line for each cluster."""
     rows: list[Sequence[str]] = [_HEADINGS]
     rows += [
         (
@@ -65,26 +65,26 @@ def render_table(clusters: Iterable[ClusterDetails]) -> str:
 
 
 def render_checks(checks: Mapping[str, str], *, clusters: Iterable[ClusterSummary]) -> str:
-    """Return what Kubernetes' `/readyz?verbose` looks like. `checks` has what is wrong by name; empty: nothing is.
+    """Return the checks in the format of Kubernetes' `/readyz?verbose`. `checks` has the error of each check, or "".
 
-    Clusters are shown and do not count.
+    Clusters are listed and do not affect the result.
     """
     lines = [f"[-]{name} failed: {wrong}" if wrong else f"[+]{name} ok" for name, wrong in checks.items()]
-    for found in clusters:
-        mark = "+" if found.state is State.READY else "-"
-        said = _digest(found.message)
-        lines.append(f"[{mark}]cluster/{found.name} {found.state}{f': {said}' if said else ''}")
+    for cluster in clusters:
+        mark = "+" if cluster.state is State.READY else "-"
+        digest = _digest(cluster.message)
+        lines.append(f"[{mark}]cluster/{cluster.name} {cluster.state}{f': {digest}' if digest else ''}")
     lines.append(f"readyz check {'failed' if any(checks.values()) else 'passed'}")
     return "".join(f"{line}\n" for line in lines)
 
 
 def _digest(text: str) -> str:
-    """Take the first line, and the last one, which is the last word of a program that ended."""
+    """Return the first line and the last line, which is the last line of an ended program's log."""
     lines = text.strip().splitlines()
     return " ".join(_printable(line) for line in dict.fromkeys([*lines[:1], *lines[-1:]]))
 
 
 def _printable(line: str) -> str:
-    """Take out what a terminal would act on, since some of it comes from tenants, and what is too long."""
-    found = " ".join(_UNPRINTABLE.sub(" ", line).split())
-    return found if len(found) <= _LINE_LENGTH else f"{found[: _LINE_LENGTH - 1]}…"
+    """Return the line without control characters, because tenants can cause some lines, and shortened if too long."""
+    text = " ".join(_UNPRINTABLE.sub(" ", line).split())
+    return text if len(text) <= _LINE_LENGTH else f"{text[: _LINE_LENGTH - 1]}…"

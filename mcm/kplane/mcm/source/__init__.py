@@ -1,1 +1,1 @@
-"""Where mcm finds the control planes that it serves."""
+"""Sources of the control planes that mcm serves."""

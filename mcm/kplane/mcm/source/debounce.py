@@ -1,4 +1,4 @@
-"""Waits until edits of a cluster settle, and drops edits that make no difference to its instances."""
+"""Debouncing of edits: waits until a cluster stays the same, and drops edits that do not affect its instances."""
 
 from __future__ import annotations
 
@@ -32,18 +32,20 @@ __all__ = ["DebouncingProvider", "Effective", "effective"]
 logger = logging.getLogger(__name__)
 
 _PATIENCE: Final = 5
-"""So many times the wait, a cluster that never stays the same is followed."""
+"""Number of waits after which the last description of a cluster that changes all the time is passed on."""
 _KEPT: Final = "cluster %s: invalid key %s; keeping the last valid one until the Secret is corrected"
 
 
 class DebouncingProvider:
-    """A provider that passes on what another one tells, each cluster as `effective` describes it.
+    """Provider that debounces the clusters of another provider; `effective` describes each cluster.
 
-    Another description of a cluster is passed on when it has stayed the same for `seconds`, or after five times that:
-    of several edits in a row the last one counts, and where that leads back there is nothing to do. So it is with keys
-    and credentials too, as a Secret may be edited in several steps. Clusters that come or go, and the switch to another
-    control plane, whose removal somebody may be waiting for, are passed on at once. Keys that no instance could start
-    with replace none that one could at the same address (`usable_keys`); all else that changes is passed on.
+    A changed description is passed on after it stayed the same for `seconds`, or after five times that. Of several
+    edits in a row the last counts; edits that cancel each other out have no effect. Keys and credentials are debounced
+    too, because a Secret may be edited in several steps.
+
+    New and removed clusters are passed on at once. So is the switch of a name to another control plane, because the
+    removal of the former control plane may depend on it. Invalid keys do not replace valid keys at the same address
+    (`usable_keys`). All other changes are passed on.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class DebouncingProvider:
 
     @property
     def name(self) -> str:
-        """That of the provider that knows the clusters, for logs and metrics."""
+        """Name of the debounced provider, for logs and metrics."""
         return self._provider.name
 
     async def run(self, fleet: Fleet) -> None:
@@ -65,17 +67,17 @@ class DebouncingProvider:
             await self._provider.run(_DebouncedFleet(self, fleet, tasks=tasks))
 
     async def describe(self, cluster: Cluster) -> Effective:
-        """Describe a cluster by what makes a difference."""
+        """Return the effective description of a cluster; see `effective`."""
         return await effective(cluster, programs=self._programs, flags=self._flags)
 
     @property
     def seconds(self) -> float:
-        """How long a cluster has to stay the same."""
+        """Time in seconds for which a cluster has to stay the same."""
         return self._seconds
 
 
 class _DebouncedFleet:
-    """The fleet as the provider below sees it."""
+    """Fleet of the debounced provider: holds changed clusters back until they stay the same."""
 
     def __init__(self, settling: DebouncingProvider, fleet: Fleet, *, tasks: asyncio.TaskGroup) -> None:
         self._settling = settling
@@ -86,7 +88,7 @@ class _DebouncedFleet:
         self._told: dict[str, tuple[str, ...]] = {}
 
     async def add_or_replace(self, cluster: Cluster) -> None:
-        """As Fleet's; returns before it is so where that has to settle."""
+        """See `Fleet.add_or_replace`. Only queues a changed description, which is passed on later."""
         described = await self._settling.describe(cluster)
         name, present = described.name, self._present(described.name)
         if present is None or _uid(described) != _uid(present):
@@ -95,29 +97,29 @@ class _DebouncedFleet:
             await self._fleet.add_or_replace(described)
             return
         cluster = self._with_usable_keys(described, former=present)
-        if not cluster.equals(self._pending.get(name, present)):  # else it is told again, which puts nothing off
+        if not cluster.equals(self._pending.get(name, present)):  # a repeated description does not extend the wait
             self._pending[name] = cluster
             if name not in self._waiting:
                 self._waiting.add(name)
                 self._tasks.create_task(self._settle(name), name=f"settle {name}")
 
     async def remove(self, name: str) -> None:
-        """As Fleet's."""
+        """See `Fleet.remove`."""
         self._pending.pop(name, None)
         self._told.pop(name, None)
         await self._fleet.remove(name)
 
     def get(self, name: str) -> Cluster:
-        """As Fleet's; of one that is being replaced, what replaces it."""
+        """See `Fleet.get`. While a cluster is being replaced, return its replacement."""
         try:
             return self._fleet.get(name)
         except ClusterNotReady:
-            if (coming := self._pending.get(name)) is not None:
-                return coming
+            if (replacement := self._pending.get(name)) is not None:
+                return replacement
             raise
 
     def names(self) -> list[str]:
-        """As Fleet's."""
+        """See `Fleet.names`."""
         return self._fleet.names()
 
     def _present(self, name: str) -> Cluster | None:
@@ -127,8 +129,8 @@ class _DebouncedFleet:
             return None
 
     def _with_usable_keys(self, cluster: Effective, *, former: Cluster) -> Cluster:
-        """Keep the last valid keys, and log that once; another address has keys of its own."""
-        told = self._told.pop(cluster.name, ())
+        """Keep the last valid keys, and log each kept key once. A new address keeps no former keys."""
+        reported = self._told.pop(cluster.name, ())
         if cluster.config.server != former.config.server:
             return cluster
         credentials, kept = usable_keys(cluster, former=former)
@@ -136,12 +138,12 @@ class _DebouncedFleet:
             return cluster
         self._told[cluster.name] = kept
         for sentence in kept:
-            if sentence not in told:
+            if sentence not in reported:
                 logger.warning(_KEPT, cluster.name, sentence)
         return cluster.with_credentials(credentials)
 
     async def _settle(self, name: str) -> None:
-        """Pass on what is pending of a cluster until nothing is; a failure affects no other cluster."""
+        """Pass on the pending descriptions of a cluster, and retry failures. A failure affects no other cluster."""
         backoff = Backoff(initial_seconds=1.0, maximum_seconds=60.0)
         try:
             while (cluster := await self._settled(name)) is not None:
@@ -160,12 +162,12 @@ class _DebouncedFleet:
             self._waiting.discard(name)
 
     async def _settled(self, name: str) -> Cluster | None:
-        """Return what is pending when it has stayed the same, or changed for long; it is pending until it is done."""
+        """Wait until the pending description is due, and return it; None if it was removed. It stays pending."""
         loop, wait = asyncio.get_running_loop(), self._settling.seconds
         latest = loop.time() + _PATIENCE * wait
-        while (seen := self._pending.get(name)) is not None:
+        while (candidate := self._pending.get(name)) is not None:
             await asyncio.sleep(wait)
-            if self._pending.get(name) is seen or loop.time() >= latest:
+            if self._pending.get(name) is candidate or loop.time() >= latest:
                 break
         return self._pending.get(name)
 
@@ -175,11 +177,11 @@ def _uid(cluster: Cluster) -> str | None:
 
 
 async def effective(cluster: Cluster, *, programs: Programs, flags: Flags = NO_FLAGS) -> Effective:
-    """Describe a cluster so that descriptions which come to the same instances are the same.
+    """Return the effective description: equal descriptions lead to the same instances.
 
-    Services that mcm does not provide are left out, and a missing profile is filled in. The version stays as the API
-    server reports it, but the version of the chosen programs is what counts: an API server that is newer than all of
-    them changes nothing.
+    The description omits services that mcm does not provide, and has the default for a missing profile. Its version is
+    the version of the API server. The comparison uses the version of the chosen programs instead. So an upgrade of the
+    API server changes nothing if the same programs fit.
     """
     attributes = dict(cluster.attributes)
     if attributes.get(SERVICES_ATTRIBUTE):
@@ -187,7 +189,7 @@ async def effective(cluster: Cluster, *, programs: Programs, flags: Flags = NO_F
     if not (attributes.get(PROFILE_ATTRIBUTE) or controllers_named(cluster) or flags.controllers):
         attributes[PROFILE_ATTRIBUTE] = ControllersProfile.NODELESS
     compared = dict(attributes)
-    # `Instances` follows services within an engagement, so that one more restarts none of the others.
+    # `Instances` follows services within an engagement, so a further service restarts none of the other instances.
     compared[SERVICES_ATTRIBUTE] = ""
     if attributes.get(VERSION_ATTRIBUTE) and (version := await _version(cluster, programs=programs)):
         compared[VERSION_ATTRIBUTE] = version
@@ -195,7 +197,7 @@ async def effective(cluster: Cluster, *, programs: Programs, flags: Flags = NO_F
 
 
 class Effective(Cluster):
-    """A cluster that continues the former one while the attributes `compared` are the same."""
+    """Cluster that continues its former description while the attributes `compared` are equal."""
 
     def __init__(self, cluster: Cluster, *, attributes: Mapping[str, str], compared: Mapping[str, str]) -> None:
         super().__init__(cluster.name, config=cluster.config, credentials=cluster.credentials, attributes=attributes)
@@ -213,10 +215,10 @@ class Effective(Cluster):
 
 
 async def _version(cluster: Cluster, *, programs: Programs) -> str | None:
-    """Return the minor version of the programs that run for a cluster; None if they differ, or one does not fit."""
+    """Return the common minor version of the programs of a cluster; None if they differ, or if no program fits."""
     try:
-        builds = [await programs.choose(each.program, cluster=cluster) for each in instance_kinds(cluster)]
+        builds = [await programs.choose(kind.program, cluster=cluster) for kind in instance_kinds(cluster)]
     except (McmError, WorkloadsError):
-        return None  # told where it is to run
-    found = {(version.major, version.minor) for build in builds if (version := build.version) is not None}
-    return "{}.{}".format(*found.pop()) if len(found) == 1 else None
+        return None  # the start of the instance reports the error
+    versions = {(version.major, version.minor) for build in builds if (version := build.version) is not None}
+    return "{}.{}".format(*versions.pop()) if len(versions) == 1 else None

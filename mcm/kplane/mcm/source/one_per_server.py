@@ -1,4 +1,4 @@
-"""One instance for each API server, if several objects of a source stand for one."""
+"""Limit of one instance for each API server, if several objects of a source stand for the same API server."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ __all__ = ["Age", "OnePerServerProvider", "noting_elsewhere"]
 logger = logging.getLogger(__name__)
 
 Age = tuple[str, str]
-"""metadata.creationTimestamp and metadata.uid of an object; the smallest one is the oldest.
+"""metadata.creationTimestamp and metadata.uid of an object; the smallest age is the oldest.
 
-Creation times are whole seconds. Of two objects of one second, the one that has an instance keeps it. If another mcm
-has one of the two, the smaller uid comes first, because that mcm must come to the same result.
+Creation times are whole seconds. Of two objects of the same second, the object with an instance keeps it. If another
+mcm has one of the two, the smaller uid comes first, because that mcm must come to the same result.
 """
 
 
 class OnePerServerProvider:
-    """A provider that passes on the clusters of another one, but of several with one API server only the oldest.
+    """Provider that passes on the clusters of another provider, but for each API server only the oldest cluster.
 
-    An API server is known by its address, in one spelling. Another cluster follows when nothing is left of the one
-    before. Clusters that the other provider does not tell, because their credentials are missing, count for nothing.
-    Clusters of another mcm count by their objects (`note_elsewhere`), because only that mcm reads their credentials.
+    The normalized address identifies an API server. The next cluster follows after the former cluster was removed. A
+    cluster counts only if the other provider passes it on, which requires credentials. Clusters of another mcm count by
+    their objects (`note_elsewhere`), because only that mcm reads their credentials.
     """
 
     def __init__(
         self, provider: Provider, *, age: Callable[[str], Age], refused: Callable[[Cluster, str], None]
     ) -> None:
-        """`age` is that of a cluster's object. `refused` gets the reason where an older one has the server."""
+        """`age` returns the age of a cluster's object. `refused` gets the reason if an older cluster has the server."""
         self._provider = provider
         self._age = age
         self._refused = refused
@@ -45,17 +45,17 @@ class OnePerServerProvider:
 
     @property
     def name(self) -> str:
-        """That of the provider that knows the clusters, for logs and metrics."""
+        """Name of the wrapped provider, for logs and metrics."""
         return self._provider.name
 
     def note_elsewhere(self, name: str, address: str | None) -> None:
-        """Note the address that a cluster of another mcm has; None: there is no such cluster, or it is this mcm's."""
+        """Note the address of a cluster of another mcm; None: the cluster is gone, or belongs to this mcm."""
         claim = _Claim(_normalized(address), self._age(name)) if address is not None else None
         former = self._elsewhere.pop(name, None)
         if claim is not None:
             self._elsewhere[name] = claim
         if claim != former:
-            for server in {each.server for each in (former, claim) if each is not None}:
+            for server in {entry.server for entry in (former, claim) if entry is not None}:
                 self._changed(server)
 
     async def run(self, fleet: Fleet) -> None:
@@ -74,11 +74,14 @@ class OnePerServerProvider:
 def noting_elsewhere(
     provider: OnePerServerProvider, *, endpoints: EndpointProvider, mine: Callable[[str], bool]
 ) -> Callable[[], None]:
-    """Tell `provider` the endpoints of other mcm, which are not `mine`. Call the result when `mine` has changed."""
+    """Return a function that notes all endpoints of other mcm in `provider`; call it each time that `mine` changes.
+
+    `mine` returns whether this mcm owns an endpoint. Changes of endpoints are noted without a call.
+    """
 
     def note(name: str) -> None:
-        found = endpoints.endpoint(name)
-        provider.note_elsewhere(name, address_of(found) if found is not None and not mine(name) else None)
+        endpoint = endpoints.endpoint(name)
+        provider.note_elsewhere(name, address_of(endpoint) if endpoint is not None and not mine(name) else None)
 
     def note_all() -> None:
         for name in endpoints.names():
@@ -100,7 +103,7 @@ class _Wish(NamedTuple):
 
 
 class _OnePerServerFleet:
-    """The fleet as the provider below sees it: it has all clusters, also those that are refused."""
+    """Fleet of the wrapped provider: has all clusters, also refused clusters."""
 
     def __init__(
         self,
@@ -124,7 +127,7 @@ class _OnePerServerFleet:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def add_or_replace(self, cluster: Cluster) -> None:
-        """As Fleet's, where no older cluster has the server; else that is told."""
+        """See `Fleet.add_or_replace`. Passes the cluster on if no older cluster has the server, else reports that."""
         wish = _Wish(cluster, _server(cluster), self._age(cluster.name))
         self._wishes[cluster.name] = wish
         former = self._passed_on.get(cluster.name)
@@ -133,7 +136,7 @@ class _OnePerServerFleet:
         await self._settle(wish.server)
 
     async def remove(self, name: str) -> None:
-        """As Fleet's; the next cluster of that server follows."""
+        """See `Fleet.remove`. The next cluster of the same server follows."""
         wish, server = self._wishes.pop(name, None), self._passed_on.get(name)
         self._told.pop(name, None)
         if server is not None:
@@ -142,16 +145,16 @@ class _OnePerServerFleet:
             await self._fleet.remove(name)
 
     def get(self, name: str) -> Cluster:
-        """As Fleet's."""
+        """See `Fleet.get`."""
         wish = self._wishes.get(name)
         return self._fleet.get(name) if wish is None or name in self._passed_on else wish.cluster
 
     def names(self) -> list[str]:
-        """As Fleet's."""
+        """See `Fleet.names`."""
         return sorted({*self._fleet.names(), *self._wishes})
 
     def look(self, server: str) -> None:
-        """Settle a server again, because what other mcm have has changed; a failure is retried."""
+        """Settle a server again after a change of another mcm's clusters; failures are retried."""
         if server not in self._waiting and any(wish.server == server for wish in self._wishes.values()):
             self._waiting.add(server)
             self._tasks.create_task(self._look(server), name=f"one instance for {server}")
@@ -170,7 +173,7 @@ class _OnePerServerFleet:
                 return
 
     async def _settle(self, server: str) -> None:
-        """Have the fleet have the oldest cluster of a server, and no other one of it. May be repeated at any time."""
+        """Make the oldest cluster of a server its only cluster in the fleet. May be repeated at any time."""
         async with self._locks.setdefault(server, asyncio.Lock()):
             while leaving := [name for name in self._present(server) if name != self._holder(server)]:
                 await self._fleet.remove(leaving[0])
@@ -183,17 +186,17 @@ class _OnePerServerFleet:
         self._tell(server)
 
     def _present(self, server: str) -> list[str]:
-        return [name for name, each in self._passed_on.items() if each == server]
+        return [name for name, address in self._passed_on.items() if address == server]
 
     def _holder(self, server: str) -> str | None:
-        """Return the cluster that the fleet has to have of a server; None if it is another mcm's, or there is none."""
+        """Return the cluster of a server that the fleet has to have; None if another mcm has it or there is none."""
         oldest = self._oldest(server)
         return oldest if oldest in self._wishes and oldest not in self._elsewhere else None
 
     def _oldest(self, server: str) -> str | None:
         elsewhere = {name: claim.age for name, claim in self._elsewhere.items() if claim.server == server}
         here = {name: wish.age for name, wish in self._wishes.items() if wish.server == server}
-        # Another mcm does not see which cluster has an instance here. Two mcm must agree, so the uid decides then.
+        # Another mcm does not know which cluster has an instance here. Two mcm must agree, so the uid decides then.
         served = frozenset(self._present(server) if not elsewhere else ())
 
         def precedence(candidate: tuple[str, Age]) -> tuple[str, bool, str]:
@@ -209,7 +212,7 @@ class _OnePerServerFleet:
             if holder is None or wish.server != server or name == holder or self._told.get(name) == holder:
                 continue
             if name in self._elsewhere:
-                continue  # that mcm tells it
+                continue  # the other mcm reports it
             self._told[name] = holder
             why = (
                 f"{holder}, which {_priority_over(wish.age, self._age(holder))}, has the API server at {server}; delete"
@@ -220,7 +223,7 @@ class _OnePerServerFleet:
 
 
 def _priority_over(other: Age, holder: Age) -> str:
-    """Return why the holder comes before another object, as the end of "X, which ..."."""
+    """Return why the holder takes precedence over another object, as the end of "X, which ..."."""
     return "is older" if holder[0] < other[0] else "was created in the same second and comes first"
 
 

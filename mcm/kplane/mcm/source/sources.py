@@ -1,4 +1,4 @@
-"""Where mcm finds the control planes that instances run for."""
+"""Sources of the control planes that get instances: registrations or endpoints."""
 
 from __future__ import annotations
 
@@ -31,67 +31,67 @@ _REGISTRATION: Final = "--registration"
 
 
 class SourceKind(StrEnum):
-    """Which objects of the management cluster stand for control planes."""
+    """Kind of the objects in the management cluster that stand for control planes."""
 
     REGISTRATIONS = "controlplaneregistration"
     """Registrations that controlplane-operator resolved. mcm writes their status."""
     ENDPOINTS = "controlplaneendpoint"
-    """Endpoints, with credentials in Secrets whose names follow from theirs. mcm does not write their status."""
+    """Endpoints, with credentials in Secrets whose names derive from the endpoint. mcm does not write their status."""
 
     @property
     def plural(self) -> str:
-        """What several of them are called, in short."""
+        """Short plural name of the objects."""
         return "registrations" if self is SourceKind.REGISTRATIONS else "endpoints"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFeed:
-    """What mcm follows of a source."""
+    """Provider of the clusters of a source, and functions that read the objects of the source."""
 
     provider: Provider
     synced: Callable[[], bool]
-    """Whether all objects have been read once."""
+    """Returns whether all objects have been read once."""
     unused: Callable[[Callable[[str], bool]], bool]
-    """Whether no object says that it has an instance, among those that the argument picks by name.
+    """Returns whether no object names an instance, among the objects that the argument selects by name.
 
-    For objects that mcm writes no status of, the answer is False. Raises ProviderError until all have been read.
+    False for objects whose status mcm does not write. Raises ProviderError until all registrations have been read.
     """
     look_again: Callable[[], None]
-    """To be called when other clusters are this mcm's own."""
+    """Reads all objects again; to be called when the clusters that this mcm owns have changed."""
     registrations: RegistrationProvider | None
-    """The provider, if it follows registrations."""
+    """Provider, if the source is registrations."""
     endpoints: EndpointProvider | None
-    """The provider, if it follows endpoints."""
+    """Provider, if the source is endpoints."""
     resource: Resource
     """Kind of the objects."""
     seen: Callable[[str], Mapping[str, Any] | None]
-    """An object as it was last seen, by the name of its cluster."""
+    """Returns the last seen version of an object, by the name of its cluster."""
 
     def age(self, name: str) -> Age:
-        """Return the age of an object; one that is not known is younger than all others."""
+        """Return the age of an object; an unknown object is younger than all others."""
         metadata = (self.seen(name) or {}).get("metadata", {})
         return str(metadata.get("creationTimestamp", "~")), self.uid(name) or name
 
     def uid(self, name: str) -> str | None:
-        """Return the uid of an object; None if it is not known."""
+        """Return the uid of an object; None if the object is unknown."""
         metadata = (self.seen(name) or {}).get("metadata", {})
         return str(metadata["uid"]) if "uid" in metadata else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where control planes are found. Only endpoints have `secrets`."""
+    """Source of control planes. Only endpoints have `secrets`."""
 
     kind: SourceKind
     secrets: SecretTemplate | None
     selector: str | None
-    """The API's label selector; None: all objects of the kind."""
+    """Label selector as in the Kubernetes API; None: all objects of the kind."""
     registration: str | None = None
-    """The only registration that is served, one of mode Dedicated; None: this mcm is that of many."""
+    """Name of the only registration, of mode Dedicated; None: this mcm serves registrations of mode Shared."""
 
     @property
     def mode(self) -> RegistrationMode:
-        """Of the registrations that are served."""
+        """Mode of the registrations that mcm serves."""
         return RegistrationMode.DEDICATED if self.registration is not None else RegistrationMode.SHARED
 
     @classmethod
@@ -104,7 +104,7 @@ class Source:
         selector: str | None,
         registration: str | None,
     ) -> Source:
-        """Make it of the flags. Raises ConfigurationError if they do not go together."""
+        """Create the source from the flags. Raises ConfigurationError if the flags do not fit together."""
         if registration is not None:
             _check_alone(registration, kind=kind, selector=selector)
         try:
@@ -122,9 +122,9 @@ class Source:
         return cls(kind=kind, secrets=None, selector=selector or None, registration=registration)
 
     def follow(self, client: Client, *, mine: Callable[[str], bool] = lambda _name: True) -> ClusterFeed:
-        """Make the provider, which reads by a client of the management cluster that belongs to the caller.
+        """Create the provider. `client` is a client of the management cluster, and belongs to the caller.
 
-        It reads Secrets only for clusters that are `mine`, by their names.
+        The provider reads Secrets only of clusters for which `mine` returns True, by their names.
         """
         if self.secrets is not None:
             endpoints = EndpointProvider(client, secrets=self.secrets, label_selector=self.selector, mine=mine)
@@ -161,8 +161,8 @@ class Source:
 def _unused(registrations: RegistrationProvider, *, among: Callable[[str], bool]) -> bool:
     if not registrations.has_synced():
         raise ProviderError("the registrations have not been read yet")
-    found = (registrations.registration(name) for name in registrations.names() if among(name))
-    return all(((each or {}).get("status") or {}).get("instance") is None for each in found)
+    candidates = (registrations.registration(name) for name in registrations.names() if among(name))
+    return all(((candidate or {}).get("status") or {}).get("instance") is None for candidate in candidates)
 
 
 def _check_alone(registration: str, *, kind: SourceKind, selector: str | None) -> None:

@@ -1,1 +1,1 @@
-"""What mcm reports: conditions, Events, HTTP."""
+"""Reports of instances: the status of registrations, and Events."""

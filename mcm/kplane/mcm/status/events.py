@@ -1,4 +1,4 @@
-"""Events on registrations, or on endpoints: what becomes of their instances, for people."""
+"""Events on registrations or endpoints about their instances, for people."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Events"]
 _now = time.monotonic
 _MESSAGE_LENGTH: Final = 1000
 _CALM_SECONDS: Final = 60.0
-"""An instance that was ready for so long is not in a loop of crashes any more."""
+"""Time of readiness after which an instance no longer counts as crash looping."""
 
 
 class _EventKind(NamedTuple):
@@ -39,7 +39,7 @@ _EVENT_KINDS: Final = {
 
 @dataclass(slots=True)
 class _History:
-    """What happened to one instance, and what was told of it."""
+    """Past of one cluster's instances, and the Events that were posted."""
 
     programs: str
     server: str
@@ -47,15 +47,15 @@ class _History:
     started: bool = False
     told: Reason | None = None
     troubles: set[Reason] = field(default_factory=set)
-    """Those that were told since it was ready for long."""
+    """Reasons of Events since the instance was last ready for a minute."""
     ready_since: float | None = None
 
 
 class Events:
-    """Passes everything on to another observer, and posts an Event where something happened.
+    """Observer that passes each report on to another observer, and posts Events.
 
-    An instance that ends by itself again and again has one Event of that, and the next one after it was ready for a
-    minute; so it is with each kind of trouble. The recorder is closed by whoever made it.
+    An instance that crashes repeatedly gets a single Event, and the next Event only after it was ready for a minute.
+    The same holds for every other problem. The caller closes the recorder.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Events:
         resource: Resource,
         seen: Callable[[str], Object | None],
     ) -> None:
-        """Events are on objects of `resource`, and `seen` returns one as it was last seen."""
+        """Events are on objects of `resource`; `seen` returns the last seen version of an object, by cluster name."""
         self._observer = observer
         self._recorder = recorder
         self._resource = resource
@@ -108,7 +108,7 @@ class Events:
     def report_failure(self, cluster: Cluster, message: str) -> None:
         """See `InstanceObserver.report_failure`."""
         self._observer.report_failure(cluster, message)
-        # The same sentence raises the count of one Event.
+        # The recorder counts repetitions of the same message in a single Event.
         self._post(cluster.name, self._seen(cluster.name), Reason.CANNOT_START, message)
 
     async def end(self, name: str) -> None:
@@ -120,10 +120,10 @@ class Events:
 
     def _post(self, name: str, about: Object | None, reason: Reason, message: str) -> None:
         kind = _EVENT_KINDS.get(reason) or _EventKind("Warning", reason)
-        found = about or self._seen(name) or {"metadata": {"name": name}}
-        named = {
+        target = about or self._seen(name) or {"metadata": {"name": name}}
+        reference = {
             "apiVersion": self._resource.api_version,
             "kind": self._resource.kind,
-            "metadata": found["metadata"],
+            "metadata": target["metadata"],
         }
-        self._recorder.event(named, kind.type, kind.reason, shorten(message, length=_MESSAGE_LENGTH) or reason)
+        self._recorder.event(reference, kind.type, kind.reason, shorten(message, length=_MESSAGE_LENGTH) or reason)

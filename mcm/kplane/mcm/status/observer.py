@@ -1,4 +1,4 @@
-"""Who gets reports of instances, and whether a registration wants one at all."""
+"""Observers of instances, and the check whether a registration still wants an instance."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ Object = Mapping[str, Any]
 
 
 class InstanceObserver(Protocol):
-    """Receives reports of the instances of a cluster, by the name of the cluster."""
+    """Observer of the instances of a cluster, by the name of the cluster."""
 
     async def announce(self, cluster: Cluster, *, version: str | None) -> None:
-        """An instance is about to start, of that version if one was chosen.
+        """Announce that an instance is about to start, with its version if known.
 
-        Raises RegistrationWithdrawn or NotAnnounced: it must not start, or not now.
+        Raises RegistrationWithdrawn if the instance must not start, NotAnnounced if it must not start now.
         """
 
     async def confirm(self, cluster: Cluster) -> None:
-        """An announced instance has what allows its start, and starts when this returns.
+        """Confirm the announcement of an instance that holds its Lease; the instance starts when this call returns.
 
-        Raises RegistrationWithdrawn or NotAnnounced, as `announce`.
+        Raises RegistrationWithdrawn or NotAnnounced, as `announce` does.
         """
 
     def update(self, name: str, reason: Reason, *, message: str = "") -> None:
-        """The instances changed."""
+        """Note a change of the instances."""
 
     def report_failure(self, cluster: Cluster, message: str) -> None:
-        """An instance cannot start; its start is retried."""
+        """Note that an instance cannot start; its start is retried."""
 
     async def end(self, name: str) -> None:
-        """All instances have ended."""
+        """Note that all instances have ended."""
 
 
 class NullReporter:
-    """Stands in for `StatusReporter` without writing: it only checks whether a registration still wants an instance."""
+    """Observer that writes no status, and only checks whether a registration still wants an instance."""
 
     def __init__(
         self, *, registration: Callable[[str], Object | None] | None, mode: RegistrationMode = RegistrationMode.SHARED
     ) -> None:
-        """`registration` and `mode` are as in StatusReporter; without `registration`, clusters come from elsewhere."""
+        """`registration` and `mode` are as in StatusReporter; without `registration`, no check takes place."""
         self._registration = registration
         self._mode = mode
 
@@ -75,9 +75,10 @@ class NullReporter:
 def check_wanted(
     name: str, registration: Object | None, *, uid: str, services: Sequence[str], mode: RegistrationMode
 ) -> None:
-    """Raise RegistrationWithdrawn where a registration wants no instance for a control plane, as it was last seen.
+    """Raise RegistrationWithdrawn if the last seen registration does not want these instances for the control plane.
 
-    So it does where it wants none of this mode, has one of the other, or does not want one of the services.
+    The causes: the registration wants no instance of this mode, reports an instance of the other mode, or does not
+    ask for every service.
     """
     if not wants_instance(registration, uid=uid, mode=mode):
         raise RegistrationWithdrawn(f"registration {name} wants no instance for control plane {uid} any more")
@@ -85,7 +86,7 @@ def check_wanted(
         raise RegistrationWithdrawn(f"registration {name} has an instance of the other mode, which has not ended yet")
     asked = ((registration or {}).get("status") or {}).get("services") or services
     if gone := set(services) - set(asked):
-        # Another registration may have got it.
+        # Another registration may have got the service.
         raise RegistrationWithdrawn(f"registration {name} does not ask for {' and '.join(sorted(gone))} any more")
 
 

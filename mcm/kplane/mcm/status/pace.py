@@ -1,4 +1,4 @@
-"""How often the status of one registration is written."""
+"""Rate limit of writes to the status of one registration."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _PERIOD_SECONDS: Final = 5.0
 
 
 class WritePace:
-    """Lets `burst` writes through at once, then one each `period_seconds`; the allowance returns with time.
+    """Allows `burst` writes at once, then a write each `period_seconds`; unused allowance accumulates up to `burst`.
 
-    It is the generic cell rate algorithm. So the first transitions of an instance are written at once, and an instance
-    that goes to and fro for ever costs the management API a bounded rate. Tests replace `now`.
+    The limit is the generic cell rate algorithm. So the first transitions of an instance are written at once, and an
+    instance that keeps changing causes a bounded rate of writes. `now` is the clock; tests replace it.
     """
 
     def __init__(
@@ -30,16 +30,16 @@ class WritePace:
         self._period_seconds = period_seconds
         self._now = now
         self._spent_until = 0.0
-        """When all writes so far would be over, one each period."""
+        """Time at which all writes so far are paid for, at one write each period."""
 
     def note_write(self) -> None:
         """Count a write."""
         self._spent_until = max(self._now(), self._spent_until) + self._period_seconds
 
     def delay(self) -> float:
-        """Return the seconds until the next write; 0: it may be made now."""
+        """Return the seconds until the next write is allowed; 0 if it is allowed now."""
         return max(0.0, self._spent_until - self._allowance_seconds - self._now())
 
     def reset(self) -> None:
-        """Give the whole allowance back."""
+        """Restore the whole allowance."""
         self._spent_until = 0.0

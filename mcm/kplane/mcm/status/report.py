@@ -1,4 +1,4 @@
-"""What is said of an instance in the status of its registration: the condition Running, and status.instance."""
+"""Contents of a registration's status about its instances: the condition Running, and status.instance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Report", "Summary", "Transition", "foremost", "shorten", "summarize"
 _MESSAGE_LENGTH: Final = 1000
 
 Transition = tuple[str, str, tuple[tuple[str, str], ...] | None]
-"""Status and reason of the condition, and the instance; a message alone is no transition."""
+"""Status and reason of the condition, and the instance; a new message alone is no transition."""
 
 
 _SENTENCES: Final = {
@@ -29,17 +29,17 @@ _SENTENCES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What is to be said of the instance of one registration."""
+    """Report of the instances of one registration."""
 
     reason: Reason
     message: str = ""
-    """Empty: the sentence that goes with the reason."""
+    """Message of the condition; empty: the default message of the reason."""
     instance: Mapping[str, Any] | None = None
-    """`status.instance`; None if there is none, and none is about to start."""
+    """`status.instance`; None if no instance exists or is about to start."""
 
     @property
     def status(self) -> str:
-        """Of the condition."""
+        """Status of the condition."""
         return "True" if self.reason is Reason.INSTANCE_RUNNING else "False"
 
     @property
@@ -49,13 +49,13 @@ class Report:
 
     @property
     def transition(self) -> Transition:
-        """What has to differ for this to be worth a write."""
+        """Part of the report that is written at once if it changes."""
         return self.status, self.reason, _pairs(self.instance)
 
     def applied(self, registration: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the object to apply to the status of a registration, which is as it was last seen.
+        """Return the object to apply to the status of a registration, from the last seen version of the registration.
 
-        The API server refuses it (Conflict) where the registration changed since, or is another one of that name.
+        The API server refuses it (Conflict) if the registration has changed since, or was replaced.
         """
         metadata, before = registration["metadata"], _condition(registration)
         since = before.get("lastTransitionTime") if before.get("status") == self.status else None
@@ -75,12 +75,12 @@ class Report:
 
 
 def shorten(message: str, *, length: int) -> str:
-    """Keep how an instance ended, which comes first, and the last words of its log."""
+    """Keep the start of a message, which has the kind of an end, and its end, which has the last lines of the log."""
     return message if len(message) <= length else f"{message[:200]}…{message[201 - length :]}"
 
 
 def transition_of(registration: Mapping[str, Any]) -> tuple[Transition, str] | None:
-    """Return what the status of a registration says of its instance, and the message; None if it says nothing."""
+    """Return the transition and the message in a registration's status; None if it reports no instance."""
     condition, instance = _condition(registration), (registration.get("status") or {}).get("instance")
     if not condition and instance is None:
         return None
@@ -90,7 +90,7 @@ def transition_of(registration: Mapping[str, Any]) -> tuple[Transition, str] | N
 
 def _condition(registration: Mapping[str, Any]) -> Mapping[str, Any]:
     conditions = (registration.get("status") or {}).get("conditions") or ()
-    return next((found for found in conditions if found.get("type") == RUNNING), {})
+    return next((condition for condition in conditions if condition.get("type") == RUNNING), {})
 
 
 def _pairs(instance: Mapping[str, Any] | None) -> tuple[tuple[str, str], ...] | None:
@@ -98,14 +98,14 @@ def _pairs(instance: Mapping[str, Any] | None) -> tuple[tuple[str, str], ...] | 
 
 
 class Summary(NamedTuple):
-    """What a registration is told of its instances."""
+    """Reason and message for the instances of a registration."""
 
     reason: Reason
     message: str
 
 
 def foremost(instances: Sequence[Instance]) -> Instance:
-    """Return the one that is to be told of: the first of those that are furthest from running."""
+    """Return the instance to report: the first of the instances with the worst reason."""
     return max(instances, key=lambda each: _RANKS.get(each.reason, _RANK_OF_TROUBLE))
 
 
@@ -114,21 +114,21 @@ _RANKS: Final[Mapping[Reason | None, int]] = {Reason.INSTANCE_RUNNING: 0, Reason
 
 
 def summarize(instances: Sequence[Instance]) -> Summary | None:
-    """Return whether all run, else why one does not; None while that is about to change.
+    """Return that all instances run, or why an instance does not; None while the reason is about to change.
 
-    Where controllers are all there is, the message has no more than what the instance says.
+    If controllers are the only instance, the message is the instance's own message.
     """
-    shown = foremost(instances)
-    reason = shown.reason
+    worst = foremost(instances)
+    reason = worst.reason
     if reason is None:
         return None
-    if [each.kind for each in instances] == [InstanceKind.CONTROLLERS]:
-        return Summary(reason, shown.message)
-    if shown.message:
-        return Summary(reason, f"{shown.kind.program}: {shown.message}")
-    programs = [each.kind.program for each in instances]
+    if [instance.kind for instance in instances] == [InstanceKind.CONTROLLERS]:
+        return Summary(reason, worst.message)
+    if worst.message:
+        return Summary(reason, f"{worst.kind.program}: {worst.message}")
+    programs = [instance.kind.program for instance in instances]
     sentences = {
         Reason.INSTANCE_RUNNING: " and ".join(programs) + (" run" if len(programs) > 1 else " runs"),
-        Reason.STARTING: f"{shown.kind.program} is starting",
+        Reason.STARTING: f"{worst.kind.program} is starting",
     }
-    return Summary(reason, sentences.get(reason, shown.kind.program))
+    return Summary(reason, sentences.get(reason, worst.kind.program))
