@@ -1,4 +1,4 @@
-"""What to do about the reason of a condition."""
+"""Remedies for the reasons of conditions."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ _COMMANDS: Final = {
     "WebhookRefused": _WEBHOOKS,
     "WebhooksOnLeases": _WEBHOOKS,
 }
-"""By reason: the command to look at next, for any object that has it."""
-_REASONS: Final[Mapping[str, Reason]] = {str(each): each for each in Reason}
+"""By reason: the next command to run, for any object with the reason."""
+_REASONS: Final[Mapping[str, Reason]] = {str(reason): reason for reason in Reason}
 _KUBECTL: Final = re.compile(r"(^|\$\()kubectl ")
 _LOCAL: Final = frozenset({"up", "down", "demo", "demo-down"})
-"""Commands of kplane without a context."""
+"""Commands of kplane without the option --context."""
 _LINK: Final = re.compile(r"\[([^]]*)\]\([^)]*\)")
 
 
 def command_for(reason: str, *, name: str) -> str | None:
-    """Return the command that helps an object with a reason; None if there is no better one than to describe it."""
+    """Return the command that helps an object with a reason; None if `kplane describe` is the best command."""
     command = _COMMANDS.get(reason)
     return command.format(name=name, namespace=management_namespace(name)) if command is not None else None
 
 
 def addressed(command: str, *, cluster: Management) -> str:
-    """Return a command line whose commands of kubectl and kplane name their cluster, unless it is the current one."""
+    """Return a command line whose kubectl and kplane commands name their cluster, unless it is the current context."""
     if cluster.context is None:
         return command
-    return " && ".join(_addressed(each, cluster) for each in command.split(" && "))
+    return " && ".join(_addressed(part, cluster) for part in command.split(" && "))
 
 
 def _addressed(command: str, cluster: Management) -> str:
@@ -75,11 +75,11 @@ def _addressed(command: str, cluster: Management) -> str:
 
 
 def advice_for(reason: str) -> str:
-    """Return in a few words what to do about a reason; empty if this version of kplane does not know it."""
-    known = reason_of(reason)
-    return _LINK.sub(r"\1", known.meaning).replace("`", "") if known is not None else ""
+    """Return a short remedy for a reason; empty if this version of kplane does not know the reason."""
+    entry = reason_of(reason)
+    return _LINK.sub(r"\1", entry.meaning).replace("`", "") if entry is not None else ""
 
 
 def reason_of(word: str) -> Reason | None:
-    """Return a reason of the operator; None if it is of another program, or of another version."""
+    """Return a reason of the operator; None if the reason belongs to another program or version."""
     return _REASONS.get(word)

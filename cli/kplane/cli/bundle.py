@@ -1,4 +1,4 @@
-"""A support bundle: what is needed to find out what is wrong, and no secrets."""
+"""Support bundle: data for the diagnosis of a problem, without secrets."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ __all__ = ["Bundle", "collect", "covered"]
 
 _LOG_LINES: Final = 5000
 _EVENTS_NAMESPACE: Final = "default"
-"""Events of objects without a namespace are there."""
+"""Namespace of the Events of cluster-scoped objects."""
 _POD_PARTS: Final = ("metadata", "status")
-"""Of a pod. Its spec may have secrets in its environment."""
+"""Fields of a pod in the bundle. The spec is left out, because its environment may have secrets."""
 _PATHS: Final[Mapping[Program, Sequence[str]]] = {
     Program.OPERATOR: ("/readyz", "/metrics"),
     Program.MCM: ("/readyz?verbose", "/clusters", "/metrics"),
@@ -45,7 +45,7 @@ _PATHS: Final[Mapping[Program, Sequence[str]]] = {
 
 @dataclass(slots=True)
 class Bundle:
-    """Files by name. Everything is scrubbed as it is added."""
+    """Files by name. Text and objects are scrubbed when they are added."""
 
     files: dict[str, str] = field(default_factory=dict)
 
@@ -59,7 +59,7 @@ class Bundle:
 
     @contextlib.asynccontextmanager
     async def part(self, name: str) -> AsyncIterator[None]:
-        """Have a part that cannot be read be a file that says why."""
+        """Replace a part that cannot be read by a file with the reason."""
         try:
             yield
         except (ProviderError, OSError, ValueError, LookupError) as error:
@@ -79,7 +79,7 @@ class Bundle:
 
 
 async def collect(client: Client, *, cluster: Management | None = None, report: Callable[[str], None]) -> Bundle:
-    """Collect all parts; one that cannot be read does not keep the others away. Secrets are never read.
+    """Collect all parts. A part that cannot be read does not affect the others. Secrets are never read.
 
     Raises Unreachable if the API server does not answer.
     """
@@ -124,10 +124,10 @@ async def _objects(bundle: Bundle, survey: Survey) -> None:
     names = covered(survey)
     await _list(bundle, survey.client, LEASES, keep=lambda each: each["metadata"]["namespace"] in names)
     await _list(bundle, survey.client, NAMESPACES, keep=lambda each: each["metadata"]["name"] in names)
-    # What they are is known; which of them are there is of interest.
+    # Only the names and metadata, because the content of the definitions is the same in each installation.
     async with bundle.part("objects/customresourcedefinitions"):
-        found = (await survey.client.list(CUSTOM_RESOURCE_DEFINITIONS, metadata_only=True)).items
-        ours = [each for each in found if each["metadata"]["name"].endswith("kplane.dev")]
+        definitions = (await survey.client.list(CUSTOM_RESOURCE_DEFINITIONS, metadata_only=True)).items
+        ours = [definition for definition in definitions if definition["metadata"]["name"].endswith("kplane.dev")]
         bundle.add_json("objects/customresourcedefinitions", ours)
 
 
@@ -136,30 +136,32 @@ async def _list(
 ) -> None:
     name = f"objects/{resource.plural}"
     async with bundle.part(name):
-        bundle.add_json(name, [each for each in (await client.list(resource)).items if keep is None or keep(each)])
+        bundle.add_json(name, [item for item in (await client.list(resource)).items if keep is None or keep(item)])
 
 
 def covered(survey: Survey) -> set[str]:
-    """Return the namespaces that are about kplane; what others have on the cluster stays there."""
+    """Return the namespaces of kplane and its control planes. Other namespaces of the cluster are left out."""
     own = survey.programs.namespace if survey.programs is not None else None
-    wanted = {own or NAMESPACE, _EVENTS_NAMESPACE, GATEWAY_NAMESPACE, *survey.owners}
+    names = {own or NAMESPACE, _EVENTS_NAMESPACE, GATEWAY_NAMESPACE, *survey.owners}
     if not survey.namespaces:
-        return wanted
-    present = [each["metadata"] for each in survey.namespaces]
-    # What is left of deleted control planes has their label.
+        return names
+    present = [metadata["metadata"] for metadata in survey.namespaces]
+    # The remains of deleted control planes have their label.
     return {
-        each["name"] for each in present if each["name"] in wanted or CONTROL_PLANE_LABEL in (each.get("labels") or {})
+        metadata["name"]
+        for metadata in present
+        if metadata["name"] in names or CONTROL_PLANE_LABEL in (metadata.get("labels") or {})
     }
 
 
 async def _namespaced(bundle: Bundle, survey: Survey) -> None:
     for namespace in sorted(covered(survey)):
         async with bundle.part(f"events/{namespace}"):
-            if found := (await survey.client.list(EVENTS, namespace=namespace)).items:
-                bundle.add_json(f"events/{namespace}", found)
+            if items := (await survey.client.list(EVENTS, namespace=namespace)).items:
+                bundle.add_json(f"events/{namespace}", items)
         async with bundle.part(f"pods/{namespace}"):
-            if found := (await survey.client.list(PODS, namespace=namespace)).items:
-                pods = [{part: each.get(part) for part in _POD_PARTS} for each in found]
+            if items := (await survey.client.list(PODS, namespace=namespace)).items:
+                pods = [{part: item.get(part) for part in _POD_PARTS} for item in items]
                 bundle.add_json(f"pods/{namespace}", pods)
 
 

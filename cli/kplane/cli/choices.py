@@ -1,4 +1,7 @@
-"""Values that several modules know, such as those of options. It imports nothing, so that `--help` stays fast."""
+"""Values that several modules share, such as the values of options.
+
+Imports no module of kplane, so `--help` stays fast.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ DEMO_MARKER: Final = ".kplane-demo"
 
 
 class Driver(StrEnum):
-    """The values of `kplane up --driver`: what the management cluster consists of."""
+    """Values of `kplane up --driver`: the kind of management cluster."""
 
     PROCESS = "process"
     KIND = "kind"
 
 
 class Part(StrEnum):
-    """The values of `kplane logs --of`."""
+    """Values of `kplane logs --of`."""
 
     API_SERVER = "apiserver"
     CONTROLLERS = "controllers"
@@ -28,7 +31,7 @@ class Part(StrEnum):
 
 
 class Order(StrEnum):
-    """The values of `kplane top --sort`."""
+    """Values of `kplane top --sort`."""
 
     NAME = "name"
     BYTES = "bytes"

@@ -1,4 +1,4 @@
-"""The exec plugin of kubeconfigs: prints a kept credential at once, else runs `kplane credential`."""
+"""Exec plugin of kubeconfigs: prints a cached credential at once, or runs `kplane credential`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def main() -> None:
     """Print the ExecCredential for the client that started this process."""
     arguments = sys.argv[1:]
     if "--uid" in arguments[:-1]:
-        kept = hand_out(arguments[arguments.index("--uid") + 1])
-        if kept is not None:
-            sys.stdout.write(f"{kept}\n")
+        cached = hand_out(arguments[arguments.index("--uid") + 1])
+        if cached is not None:
+            sys.stdout.write(f"{cached}\n")
             return
-    # Here, because this import takes most of a second.
+    # Imported here, because this import takes most of a second.
     from kplane.cli.main import app
 
     app(["credential", *arguments])

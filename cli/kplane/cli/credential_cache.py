@@ -1,7 +1,7 @@
-"""Keeps the credentials that kubectl asks for, in private files below the user's cache.
+"""Cache of the credentials that kubectl requests, in private files below the user's cache directory.
 
-It imports little, because each call of kubectl waits for it. Each function does nothing if another user can read or
-write the file or the directory.
+The module imports little, because each call of kubectl waits for it. Each function does nothing if another user can
+read or write the file or the directory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 __all__ = ["VALID_SECONDS", "forget", "hand_out", "hand_out_last", "keep", "render"]
 
 VALID_SECONDS = 900.0
-"""Time after which a client asks again, at most: the official Python client asks `_EARLY_SECONDS` before."""
+"""Maximum time until a client asks again. The official Python client asks `_EARLY_SECONDS` before."""
 _EARLY_SECONDS = 300.0
 _API_VERSION = "client.authentication.k8s.io/v1"
 _KEPT_SECONDS = 30 * 86400.0
@@ -25,9 +25,10 @@ _MOST_BYTES_OF_CLIENTS = 16 * 1024
 
 
 def hand_out(uid: str) -> str | None:
-    """Return the ExecCredential of a control plane for the client that asks; None if it has to be fetched.
+    """Return the cached ExecCredential of a control plane for the calling client; None if it must be fetched.
 
-    A client that asks a second time long before the credential ends has got 401 of an API server. It gets None then.
+    If a client asks again long before the expiry, an API server has refused the credential with 401. The client gets
+    None then.
     """
     entry = _read(uid)
     if entry is None:
@@ -36,12 +37,12 @@ def hand_out(uid: str) -> str | None:
     if time.time() >= fresh_until or _was_handed_out(uid, number):
         return None
     if float(number) > time.time_ns() + _CLOCKS_DIFFER_NANOSECONDS:
-        return None  # It was issued while a clock was ahead. API servers may refuse it until then.
+        return None  # It was issued while a clock was ahead. API servers may refuse it until that time.
     return _record(uid, number, expires=expires, status=status)
 
 
 def hand_out_last(uid: str) -> str | None:
-    """Return the ExecCredential last kept, also if it should be renewed; None if it has ended."""
+    """Return the last cached ExecCredential, even if it should be renewed; None if it has expired."""
     entry = _read(uid)
     if entry is None:
         return None
@@ -50,9 +51,10 @@ def hand_out_last(uid: str) -> str | None:
 
 
 def keep(uid: str, status: str, *, issued: float, expires: float) -> str:
-    """Keep a credential until two thirds of its life are over, and return its ExecCredential for the client that asks.
+    """Cache a credential for two thirds of its lifetime, and return its ExecCredential for the calling client.
 
-    `status` has the members of the credential as JSON text in one line, without braces. Times are seconds since 1970.
+    `status` has the members of the credential as JSON text in a single line, without braces. Times are seconds since
+    1970.
     """
     number = time.time_ns()
     if (directory := _directory(create=True)) is not None and _is_uid(uid):
@@ -68,14 +70,14 @@ def keep(uid: str, status: str, *, issued: float, expires: float) -> str:
 
 
 def forget(uid: str) -> None:
-    """Remove the credential of a control plane, so that the next client gets a new one."""
+    """Remove the cached credential of a control plane, so that the next client gets a new one."""
     if (directory := _directory()) is not None and _is_uid(uid):
         with contextlib.suppress(OSError):
             os.unlink(_path(directory, uid))
 
 
 def render(status: str, *, expires: float | None = None) -> str:
-    """Return an ExecCredential with these members, which a client uses for `VALID_SECONDS` at most."""
+    """Return an ExecCredential with these members, valid for a client for at most `VALID_SECONDS`."""
     until = time.time() + VALID_SECONDS
     until = until if expires is None else min(until, expires)
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(until))
@@ -94,7 +96,7 @@ def _remove_old(directory: str) -> None:
 
 
 def _read(uid: str) -> tuple[str, float, float, str] | None:
-    """Return number, end of freshness, end, and members of a kept credential; None if there is none."""
+    """Return number, end of freshness, expiry, and members of a cached credential; None if there is none."""
     if (directory := _directory()) is None or not _is_uid(uid):
         return None
     try:
@@ -107,7 +109,7 @@ def _read(uid: str) -> tuple[str, float, float, str] | None:
 
 
 def _was_handed_out(uid: str, number: str) -> bool:
-    """Tell whether the process that asks has this credential already, and has no reason to ask by the clock."""
+    """Return whether the calling process has this credential already, and its validity has not passed."""
     client = _client()
     directory = _directory()
     if directory is None:
@@ -122,7 +124,7 @@ def _was_handed_out(uid: str, number: str) -> bool:
 
 
 def _record(uid: str, number: str | int, *, expires: float, status: str) -> str:
-    """Remember that the process that asks has this credential, and return the text for it."""
+    """Record that the calling process has this credential, and return the text for the process."""
     if (directory := _directory()) is not None and _is_uid(uid):
         valid = min(time.time() + VALID_SECONDS, expires) - time.time()
         until = time.time() + max(valid - _EARLY_SECONDS, valid / 2)
@@ -140,11 +142,11 @@ def _record(uid: str, number: str | int, *, expires: float, status: str) -> str:
 
 
 def _client() -> str:
-    """Name the process that asks: its id, and its start, because ids are used again."""
+    """Return the id of the calling process with its start time, because process ids are reused."""
     parent = os.getppid()
     try:
         with open(f"/proc/{parent}/stat", "rb") as file:
-            # The name of the program is in parentheses, and may have any character.
+            # The name of the program is in parentheses, and may contain any character.
             started = file.read().rpartition(b")")[2].split()[19].decode()
     except (IndexError, OSError):
         started = ""
@@ -152,7 +154,7 @@ def _client() -> str:
 
 
 def _directory(*, create: bool = False) -> str | None:
-    """Return the directory; None if it is not there, or not this user's alone."""
+    """Return the directory; None if it does not exist, or if other users can access it."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification demands that relative paths are ignored.
     if not os.path.isabs(base):
@@ -163,19 +165,19 @@ def _directory(*, create: bool = False) -> str | None:
             os.makedirs(os.path.dirname(directory), exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 os.mkdir(directory, 0o700)
-        found = os.lstat(directory)
+        status = os.lstat(directory)
     except OSError:
         return None
-    return directory if stat.S_ISDIR(found.st_mode) and _is_private(found) else None
+    return directory if stat.S_ISDIR(status.st_mode) and _is_private(status) else None
 
 
 @contextlib.contextmanager
 def _private(path: str) -> Iterator[int]:
-    """Open a file that this user alone can read. Raises OSError."""
+    """Open a file that only this user can access. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or not _is_private(found):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or not _is_private(status):
             raise PermissionError(f"{path} is not private")
         yield descriptor
     finally:
@@ -187,7 +189,7 @@ def _is_private(found: os.stat_result) -> bool:
 
 
 def _is_uid(uid: str) -> bool:
-    # A part of a path: no separator.
+    # The uid becomes a part of a path, so it must not contain a separator.
     return 0 < len(uid) <= 64 and not frozenset(uid) - _HEX
 
 

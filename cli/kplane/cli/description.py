@@ -1,4 +1,4 @@
-"""A control plane as a tree of what it consists of, with the line that matters and the command that helps."""
+"""Description of a control plane as a tree of its parts, with the important message and a helpful command."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["describe_control_plane"]
 
 
 async def describe_control_plane(control_planes: ControlPlanes, name: str, *, cluster: Management) -> list[str]:
-    """Return the lines to print, with commands for `cluster`. Raises what `ControlPlanes.get` does."""
-    found = await control_planes.get(name)
+    """Return the lines to print, with commands for `cluster`. Raises the errors of `ControlPlanes.get`."""
+    control_plane = await control_planes.get(name)
     registrations = await control_planes.registrations(name)
     snapshots = await control_planes.snapshots(name)
-    lines = [f"{name}  {found.status.phase or 'Pending'}  {age(found.metadata.creation_timestamp)}"]
-    branches = [*_own(found), *(_registration(each) for each in registrations)]
+    lines = [f"{name}  {control_plane.status.phase or 'Pending'}  {age(control_plane.metadata.creation_timestamp)}"]
+    branches = [*_own(control_plane), *(_registration(line) for line in registrations)]
     if not registrations:
         register = addressed(f"kplane register {name}", cluster=cluster)
         branches.append(f"registration  none: no controllers run; {register}")
     branches.append(f"snapshots     {len(snapshots)}" + (f", newest {snapshots[-1].name}" if snapshots else ""))
-    lines += [f"├─ {each}" for each in branches[:-1]]
+    lines += [f"├─ {line}" for line in branches[:-1]]
     lines.append(f"└─ {branches[-1]}")
-    # A message with a line feed would look like a line of this description.
-    return [printable(each) for each in (*lines, *_why(found, cluster=cluster))]
+    # Escape line feeds, because a line feed in a message would add a false line to the description.
+    return [printable(line) for line in (*lines, *_why(control_plane, cluster=cluster))]
 
 
 def _own(found: ControlPlane) -> list[str]:
@@ -42,7 +42,7 @@ def _own(found: ControlPlane) -> list[str]:
         home += f", {status.storage.keys} keys, {status.storage.bytes >> 10} KiB when last measured"
     branches.append(f"data          {home}")
     branches.append(f"API server    {_api_server(found)}")
-    branches += [f"{each.type.lower():<12}  {each.url}" for each in status.endpoints]
+    branches += [f"{endpoint.type.lower():<12}  {endpoint.url}" for endpoint in status.endpoints]
     secret = status.kubeconfig_secret_ref
     if secret is not None:
         ends = status.credentials_expire_at
@@ -58,24 +58,24 @@ def _own(found: ControlPlane) -> list[str]:
 
 def _api_server(found: ControlPlane) -> str:
     version = found.status.version or "version not known yet"
-    asleep = found.status.hibernation
-    if asleep is None:
+    hibernation = found.status.hibernation
+    if hibernation is None:
         return version
-    wakes = f", wakes at {asleep.next_wake:%Y-%m-%d %H:%M} UTC" if asleep.next_wake is not None else ""
-    return f"{version}, asleep since {age(asleep.since)} ({asleep.reason}){wakes}; its first request wakes it"
+    wakes = f", wakes at {hibernation.next_wake:%Y-%m-%d %H:%M} UTC" if hibernation.next_wake is not None else ""
+    return f"{version}, asleep since {age(hibernation.since)} ({hibernation.reason}){wakes}; its first request wakes it"
 
 
 def _registration(found: ControlPlaneRegistration) -> str:
-    services = ", ".join(str(each) for each in found.status.services) or "none"
+    services = ", ".join(str(service) for service in found.status.services) or "none"
     running = find_condition(found.status.conditions, RUNNING)
     ready = find_condition(found.status.conditions, READY)
     state = f"running is {running.status}" if running is not None else "not running"
-    told = next((each for each in (ready, running) if each is not None and each.status != "True"), None)
-    return f"registration  {found.name}: {services}, {state}" + (f" ({told.message})" if told is not None else "")
+    failing = next((service for service in (ready, running) if service is not None and service.status != "True"), None)
+    return f"registration  {found.name}: {services}, {state}" + (f" ({failing.message})" if failing is not None else "")
 
 
 def _why(found: ControlPlane, *, cluster: Management) -> list[str]:
-    """Say what is wrong, and what to do; nothing if nothing is."""
+    """Return lines about each problem and its remedy; empty without problems."""
     lines = []
     ready = find_condition(found.status.conditions, READY)
     if ready is not None and ready.status != "True":

@@ -1,4 +1,4 @@
-"""Errors of the commands, and the exit codes that they end with."""
+"""Errors of the commands, and their exit codes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["CliError", "DemoFailed", "DemoRefused", "ExitCode", "Refused"]
 
 
 class ExitCode(IntEnum):
-    """How a command ended; `kplane --help` names them."""
+    """Exit code of a command; `kplane --help` lists them."""
 
     OK = 0
     FAILED = 1
@@ -16,9 +16,9 @@ class ExitCode(IntEnum):
     USAGE = 2
     """The command line is wrong."""
     NOT_FOUND = 3
-    """There is no object of that name."""
+    """No object of that name exists."""
     TIMED_OUT = 4
-    """What was waited for did not happen in time."""
+    """The awaited state was not reached in time."""
     UNREACHABLE = 5
     """The management cluster did not answer, or there is no kubeconfig for it."""
     INTERRUPTED = 130
@@ -30,12 +30,12 @@ class CliError(Exception):
 
 
 class Refused(CliError):
-    """The command does not do this; the message says what to do instead."""
+    """Raised if the command refuses an action. The message names the remedy."""
 
 
 class DemoRefused(CliError):
-    """The demo does not start: a demo runs already, or the directory holds other files."""
+    """Raised if the demo does not start, because a demo is running, or because the directory has other files."""
 
 
 class DemoFailed(CliError):
-    """A step of the demo could not be verified."""
+    """Raised if a step of the demo failed its verification."""

@@ -1,4 +1,4 @@
-"""The entry of a kubeconfig that has kubectl ask kplane for the credential of a control plane."""
+"""Entry of a kubeconfig that makes kubectl request the credential of a control plane from kplane."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 _API_VERSION: Final = "client.authentication.k8s.io/v1"
 _COMMAND: Final = tuple(module_command("kplane.cli.credential"))
 _FORMER: Final = ["-m", "kplane.cli.main", "credential"]
-"""Arguments of kplane 0.1 and before. They run code of the working directory."""
+"""Arguments of kplane 0.1 and before, which execute code of the working directory."""
 
 
 def plugin_entry(
@@ -37,8 +37,9 @@ def plugin_entry(
 ) -> dict[str, Any]:
     """Return the field `exec` of a kubeconfig.
 
-    `context` and the files `kubeconfigs` lead to the management cluster, whatever KUBECONFIG is when kubectl asks. The
-    credential is kept under `uid`, that of the control plane; without it, kubectl waits for the management cluster.
+    `context` and the files `kubeconfigs` identify the management cluster, independent of KUBECONFIG when kubectl asks.
+    The credential is cached under `uid`, the uid of the control plane. Without a uid, kubectl always waits for the
+    management cluster.
     """
     program, *options = _COMMAND
     arguments = [*options, name]
@@ -49,45 +50,45 @@ def plugin_entry(
         "command": program,
         "args": [*arguments, "--context", context],
         "interactiveMode": "Never",
-        # A relative path would be found in the folder in which kubectl runs.
+        # kubectl resolves a relative path in its own working directory.
         "env": [{"name": "KUBECONFIG", "value": os.pathsep.join(str(path.absolute()) for path in kubeconfigs)}],
     }
 
 
 def is_plugin(plugin: Mapping[str, Any]) -> bool:
-    """Tell whether an entry is of kplane, of this version or a former one, and names its context."""
+    """Return whether an entry was written by this or a former version of kplane, and names its context."""
     arguments = plugin.get("args") or []
     return asked_context(plugin) is not None and (_is_present(arguments) or _is_former(arguments))
 
 
 def asked_context(plugin: Mapping[str, Any]) -> str | None:
-    """Return the context of the management cluster that an entry asks; None if it names none."""
+    """Return the context of the management cluster that an entry uses; None if the entry names none."""
     arguments = plugin.get("args") or []
     return str(arguments[-1]) if arguments[-2:-1] == ["--context"] else None
 
 
 def asked_uid(plugin: Mapping[str, Any]) -> str | None:
-    """Return the uid of the control plane whose credential an entry asks for; None if it names none."""
-    arguments = [str(each) for each in plugin.get("args") or []]
+    """Return the uid of the control plane whose credential an entry requests; None if the entry names none."""
+    arguments = [str(argument) for argument in plugin.get("args") or []]
     return arguments[arguments.index("--uid") + 1] if "--uid" in arguments[:-1] else None
 
 
 def asked_name(plugin: Mapping[str, Any]) -> str | None:
-    """Return the name of the control plane whose credential an entry of kplane asks for; None for other entries."""
-    arguments = [str(each) for each in plugin.get("args") or []]
+    """Return the name of the control plane whose credential an entry of kplane requests; None for other entries."""
+    arguments = [str(argument) for argument in plugin.get("args") or []]
     if not is_plugin(plugin):
         return None
     return arguments[len(_FORMER if _is_former(arguments) else _COMMAND[1:])]
 
 
 def plugin_of(user: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the exec plugin of an entry in the section `users` of a kubeconfig; empty if it has none."""
+    """Return the exec plugin of an entry in the section `users` of a kubeconfig; empty if there is none."""
     plugin: Mapping[str, Any] = (user.get("user") or {}).get("exec") or {}
     return plugin
 
 
 def renew_plugin(plugin: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return an entry of a former version as the present version writes it; None if it needs no change."""
+    """Return an entry of a former version in the form of this version; None if it needs no change."""
     arguments = plugin.get("args") or []
     if not _is_former(arguments):
         return None
@@ -96,9 +97,9 @@ def renew_plugin(plugin: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def print_credential(config: ClusterConfig, *, uid: str | None) -> str:
-    """Return a credential as an ExecCredential for kubectl and other clients, and keep it under the uid.
+    """Return a credential as an ExecCredential for kubectl and other clients, and cache it under the uid.
 
-    Nothing is kept without a uid, or if the life of the credential is unknown.
+    The credential is not cached without a uid, or if its lifetime is unknown.
     """
     members: dict[str, str] = {}
     if config.token is not None:
@@ -124,7 +125,7 @@ def _is_former(arguments: Sequence[str]) -> bool:
 
 
 def _life(config: ClusterConfig) -> tuple[float, float] | None:
-    """Return when the credential begins and ends, in seconds since 1970; None if it does not say."""
+    """Return the start and the expiry of the credential, in seconds since 1970; None if they are unknown."""
     try:
         if config.token is not None:
             payload = config.token.split(".")[1]
@@ -134,6 +135,6 @@ def _life(config: ClusterConfig) -> tuple[float, float] | None:
             certificate = x509.load_pem_x509_certificate(config.client_certificate)
             return certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
     except (IndexError, KeyError, TypeError, ValueError):
-        # A token of another issuer needs no claims.
+        # Tokens of other issuers may lack these claims.
         return None
     return None

@@ -1,4 +1,4 @@
-"""Installs and upgrades kplane on a cluster: the chart of this package, by helm."""
+"""Installation and upgrade of kplane on a cluster: runs helm with the chart of this package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kplane.cli.versions import is_newer
 __all__ = ["CHART", "NAMESPACE", "RELEASE", "Installation"]
 
 CHART: Final = Path(__file__).parent / "chart"
-"""The chart of this version of kplane."""
+"""Chart of this version of kplane."""
 RELEASE: Final = "kplane"
 NAMESPACE: Final = "kplane-system"
 _ASK_SECONDS: Final = 60.0
@@ -28,33 +28,36 @@ _ASK_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """Knows the release of kplane on one management cluster."""
+    """Release of kplane on a management cluster."""
 
     helm: Path
     cluster: Management
 
     @classmethod
     def on(cls, cluster: Management, *, report: Callable[[str], None]) -> Self:
-        """Find or obtain helm. Raises CliError if there is none."""
+        """Find or download helm. Raises CliError if helm is not available."""
         try:
             return cls(resolve(programs=["helm"], report=report).path("helm"), cluster)
         except BinariesError as error:
             raise CliError(str(error)) from error
 
     def install(self, options: Sequence[str]) -> None:
-        """Install the chart, with more options of helm. Raises Refused if kplane is there, CliError if helm fails."""
-        if (found := self._release()) is not None:
-            raise Refused(f"{found['chart']} is installed already ({found['status']}): kplane upgrade")
+        """Install the chart, with more options of helm.
+
+        Raises Refused if kplane is installed, CliError if helm fails.
+        """
+        if (release := self._release()) is not None:
+            raise Refused(f"{release['chart']} is installed already ({release['status']}): kplane upgrade")
         self._change("install", "--create-namespace", *options)
 
     def upgrade(self, options: Sequence[str]) -> None:
-        """Upgrade to the chart of this version. Values that the user set before stay.
+        """Upgrade to the chart of this version. Values that the user has set remain.
 
-        Raises Refused if kplane is not there or newer, CliError if helm fails.
+        Raises Refused if kplane is not installed or newer, CliError if helm fails.
         """
-        if (found := self._release()) is None:
+        if (release := self._release()) is None:
             raise Refused(f"there is no release {RELEASE} in namespace {NAMESPACE}: kplane init")
-        own, installed = version("kplane"), found["chart"].rpartition(f"{RELEASE}-")[2]
+        own, installed = version("kplane"), release["chart"].rpartition(f"{RELEASE}-")[2]
         if is_newer(installed, own):
             raise Refused(f"kplane {installed} is installed, and this command is {own}: pip install --upgrade kplane")
         self._change("upgrade", "--reset-then-reuse-values", *options)
@@ -62,7 +65,7 @@ class Installation:
     def _release(self) -> dict[str, Any] | None:
         command = self._command("list", "--filter", f"^{RELEASE}$", "--output", "json")
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command,
                 env=self.cluster.environment,
                 capture_output=True,
@@ -72,18 +75,18 @@ class Installation:
             )
         except subprocess.TimeoutExpired:
             raise CliError(f"helm did not answer for {_ASK_SECONDS:g} s: is the cluster reachable?") from None
-        if done.returncode != 0:
-            raise CliError(f"failed to look for a release: {done.stderr.strip()}")
-        found: list[dict[str, Any]] = json.loads(done.stdout)
-        return found[0] if found else None
+        if process.returncode != 0:
+            raise CliError(f"failed to look for a release: {process.stderr.strip()}")
+        releases: list[dict[str, Any]] = json.loads(process.stdout)
+        return releases[0] if releases else None
 
     def _change(self, verb: str, *options: str) -> None:
-        # helm has a deadline of its own, and its output goes to the user as it comes.
+        # No timeout here, because helm has its own. The output of helm goes directly to the user.
         command = self._command(verb, RELEASE, str(CHART), *options)
         with continuing(f"helm was interrupted; see the state of the release: helm status {RELEASE} -n {NAMESPACE}"):
-            done = subprocess.run(command, env=self.cluster.environment, check=False)
-        if done.returncode != 0:
-            raise CliError(f"helm {verb} ended with status {done.returncode}; its message is above")
+            process = subprocess.run(command, env=self.cluster.environment, check=False)
+        if process.returncode != 0:
+            raise CliError(f"helm {verb} ended with status {process.returncode}; its message is above")
 
     def _command(self, *arguments: str) -> list[str]:
         context = [] if self.cluster.context is None else ["--kube-context", self.cluster.context]

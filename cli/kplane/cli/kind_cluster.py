@@ -1,4 +1,4 @@
-"""The management cluster of `kplane up --driver kind`: a cluster of kind, with images that are built from a clone."""
+"""Management cluster of `kplane up --driver kind`: a cluster of kind, with images that are built from a clone."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Report = Callable[[str], None]
 
 
 def start_on_kind(clone: Path, *, report: Report) -> None:
-    """Have a cluster of kind run with kplane of a clone, and its context be the current one. Again is fine.
+    """Create a cluster of kind with the kplane of a clone, and make its context current. Calls can be repeated.
 
-    kind, make and docker say themselves what they do. Raises CliError if one of them fails.
+    kind, make and docker print their own progress. Raises CliError if one of them fails.
     """
     kind = _kind(report=report)
     if CLUSTER in _clusters(kind):
@@ -51,7 +51,7 @@ def end_on_kind(*, purge: bool, report: Report) -> None:
 
 
 def find_clone(module: Path) -> Path:
-    """Return the clone of kplane's repository that a module is in. Raises Refused if it is installed without one."""
+    """Return the clone of kplane's repository that contains a module. Raises Refused if there is no clone."""
     for folder in module.resolve().parents:
         if (folder / "Makefile").is_file() and (folder / "deploy" / "images").is_dir():
             return folder
@@ -70,23 +70,23 @@ def _kind(*, report: Report) -> Path:
 
 def _clusters(kind: Path) -> Sequence[str]:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [str(kind), "get", "clusters"], capture_output=True, text=True, timeout=_ASK_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
         raise CliError(f"kind did not answer for {_ASK_SECONDS:g} s: does docker run?") from None
-    if done.returncode != 0:
-        raise CliError(f"failed to list the clusters of kind: {done.stderr.strip()}; does docker run?")
-    return done.stdout.split()
+    if process.returncode != 0:
+        raise CliError(f"failed to list the clusters of kind: {process.stderr.strip()}; does docker run?")
+    return process.stdout.split()
 
 
 def _run(command: Sequence[str]) -> None:
-    # It has deadlines of its own, and its output goes to the user as it comes.
+    # No timeout here, because the program has its own. Its output goes directly to the user.
     try:
-        done = subprocess.run(command, check=False)
+        process = subprocess.run(command, check=False)
     except FileNotFoundError:
         raise CliError(f"there is no program {command[0]}; install it") from None
-    if done.returncode != 0:
+    if process.returncode != 0:
         raise CliError(
-            f"{Path(command[0]).name} {command[-1]} ended with status {done.returncode}; its message is above"
+            f"{Path(command[0]).name} {command[-1]} ended with status {process.returncode}; its message is above"
         )

@@ -1,4 +1,4 @@
-"""Kubeconfigs of control planes: with an exec credential, or for one command; and the way to the management cluster."""
+"""Kubeconfigs of control planes with an exec credential or for a command, and the way to the management cluster."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ __all__ = [
 def with_exec_credential(
     published: str, *, name: str, uid: str | None, context: str | None, internal: bool
 ) -> dict[str, Any]:
-    """Return a published kubeconfig as context `kplane-NAME`, with `kplane credential` in the place of credentials.
+    """Return a published kubeconfig as context `kplane-NAME`, with `kplane credential` in place of its credentials.
 
-    `uid` is that of the control plane. `context` is that of the management cluster; None for the present current one.
+    `uid` is the uid of the control plane. `context` is the context of the management cluster, or None for the current
+    one.
     """
     document = yaml.safe_load(published)
     cluster = document["clusters"][0]["cluster"]
@@ -46,54 +47,55 @@ def with_exec_credential(
         context=cluster_of.context or _current_context(),
         kubeconfigs=kubeconfig_paths(cluster_of.environment),
     )
-    called = f"kplane-{name}"
+    entry_name = f"kplane-{name}"
     return {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{"name": called, "cluster": cluster}],
-        "users": [{"name": called, "user": {"exec": plugin}}],
-        "contexts": [{"name": called, "context": {"cluster": called, "user": called}}],
-        "current-context": called,
+        "clusters": [{"name": entry_name, "cluster": cluster}],
+        "users": [{"name": entry_name, "user": {"exec": plugin}}],
+        "contexts": [{"name": entry_name, "context": {"cluster": entry_name, "user": entry_name}}],
+        "current-context": entry_name,
     }
 
 
 def _current_context() -> str:
-    if (found := current_context()) is None:
+    if (context := current_context()) is None:
         raise Refused("your kubeconfig has no current context; choose one by --context")
-    return found
+    return context
 
 
 def current_context() -> str | None:
     """Return the context that kubectl would use; None if there is none."""
     for path in kubeconfig_paths(os.environ):
-        if path.is_file() and (found := read_document(path).get("current-context")):
-            return str(found)
+        if path.is_file() and (context := read_document(path).get("current-context")):
+            return str(context)
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class Management:
-    """Leads to a management cluster."""
+    """Address of a management cluster."""
 
     context: str | None = None
-    """Of the kubeconfig; None for the current one."""
+    """Context of the kubeconfig; None for the current context."""
     kubeconfig: str | None = None
-    """A value of KUBECONFIG; None for that of this process."""
+    """Value of KUBECONFIG; None for the value of this process."""
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """The environment of a program that looks there."""
+        """Environment for programs that connect to the management cluster."""
         return os.environ if self.kubeconfig is None else {**os.environ, "KUBECONFIG": self.kubeconfig}
 
 
 def management(chosen: str | None) -> Management:
-    """Find the management cluster: that of the context that was chosen, else what the current one leads to.
+    """Return the management cluster for a context, or for the current context if `chosen` is None.
 
-    If the current one is that of a control plane, this is where its credentials come from; otherwise it is itself. The
-    kubeconfig of `kplane connect` has no other context, so those of the management cluster's kubeconfig count there.
+    If the current context belongs to a control plane, the result is the management cluster that issues its credentials.
+    Otherwise the result is the current context itself. The kubeconfig of `kplane connect` has no other context, so
+    `chosen` is a context of the management cluster's kubeconfig in that case.
     """
     documents = [read_document(path) for path in kubeconfig_paths(os.environ) if path.is_file()]
-    present = {each.get("name") for document in documents for each in document.get("contexts") or []}
+    present = {entry.get("name") for document in documents for entry in document.get("contexts") or []}
     plugin = _current_plugin(documents)
     if plugin is None or (chosen is not None and chosen in present):
         return Management(chosen)
@@ -104,27 +106,29 @@ def _current_plugin(documents: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]
     """Return the exec plugin of the current context, if it is `kplane credential`."""
     current = current_context()
     users = [
-        each["context"].get("user")
+        entry["context"].get("user")
         for document in documents
-        for each in document.get("contexts") or []
-        if each.get("name") == current
+        for entry in document.get("contexts") or []
+        if entry.get("name") == current
     ]
     for document in documents:
-        for each in document.get("users") or []:
-            plugin = plugin_of(each)
-            if each.get("name") in users[:1] and is_plugin(plugin):
+        for entry in document.get("users") or []:
+            plugin = plugin_of(entry)
+            if entry.get("name") in users[:1] and is_plugin(plugin):
                 return plugin
     return None
 
 
 def _kubeconfig_of(plugin: Mapping[str, Any]) -> str | None:
-    """Return the KUBECONFIG of a plugin, if it is another one than that of this process, and still there."""
-    found = next((each["value"] for each in plugin.get("env") or [] if each.get("name") == "KUBECONFIG"), None)
-    if found is None:
+    """Return the KUBECONFIG of a plugin, if it differs from that of this process, and one of its files exists."""
+    value = next(
+        (variable["value"] for variable in plugin.get("env") or [] if variable.get("name") == "KUBECONFIG"), None
+    )
+    if value is None:
         return None
-    paths = kubeconfig_paths({"KUBECONFIG": found})
+    paths = kubeconfig_paths({"KUBECONFIG": value})
     is_other = paths != kubeconfig_paths(os.environ) and any(path.is_file() for path in paths)
-    return str(found) if is_other else None
+    return str(value) if is_other else None
 
 
 def to_text(document: Mapping[str, Any]) -> str:
@@ -134,15 +138,15 @@ def to_text(document: Mapping[str, Any]) -> str:
 
 
 def run_with(document: str, command: Sequence[str]) -> int:
-    """Run a command, or the user's shell, with a kubeconfig in a private file; returns its exit code."""
+    """Run a command, or the user's shell, with a kubeconfig in a private file. Returns the exit code."""
     with tempfile.TemporaryDirectory(prefix="kplane-") as directory:
         path = Path(directory) / "kubeconfig"
         path.touch(mode=0o600)
         path.write_text(document)
-        chosen = list(command) or [os.environ.get("SHELL", "/bin/sh")]
+        arguments = list(command) or [os.environ.get("SHELL", "/bin/sh")]
         environment = {**os.environ, **_with_kubectl(), "KUBECONFIG": str(path)}
-        # Ctrl-C is for the command; it decides how it ends.
-        process = subprocess.Popen(chosen, env=environment)
+        # Ctrl-C also reaches the command, which decides how it ends.
+        process = subprocess.Popen(arguments, env=environment)
         while True:
             try:
                 return process.wait()
@@ -151,7 +155,7 @@ def run_with(document: str, command: Sequence[str]) -> int:
 
 
 def _with_kubectl() -> dict[str, str]:
-    """Return a PATH on which kubectl is found: the one that kplane has obtained, on a machine without another."""
+    """Return a PATH with the kubectl that kplane has downloaded, if the machine has no other kubectl."""
     obtained = Cache(cache_root(os.environ)).directory(KUBERNETES, platform=this_platform())
     if shutil.which("kubectl") is not None or not (obtained / "kubectl").is_file():
         return {}

@@ -1,4 +1,4 @@
-"""The management cluster of `kplane up`: processes of this machine, which stay until `kplane down`."""
+"""Management cluster of `kplane up`: processes of this machine, which run until `kplane down`."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ Report = Callable[[str], None]
 
 
 def default_directory() -> Path:
-    """Return where `kplane up` without `--directory` keeps its data."""
+    """Return the data directory of `kplane up` without `--directory`."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "kplane" / "local"
 
 
 def start_local(directory: Path | None, *, fake_nodes: bool = False, report: Report) -> str:
-    """Have a management cluster run in a directory, and return its context in the user's kubeconfig.
+    """Start a management cluster in a directory unless it runs, and return its context in the user's kubeconfig.
 
-    Raises CliError if the directory is another program's, if the directory or the kubeconfig cannot be written, if the
-    start fails, or if what runs there has no fake nodes.
+    Raises CliError if the directory belongs to another program, or if the directory or the kubeconfig is not writable.
+    Also raises CliError if the start fails, or if a running cluster lacks the requested fake nodes.
     """
     check_writable()
-    chosen = (directory or default_directory()).absolute()
-    with _using(chosen):
-        is_running = lock.holder(chosen) is not None and (chosen / READY_FILE).exists()
+    target = (directory or default_directory()).absolute()
+    with _using(target):
+        is_running = lock.holder(target) is not None and (target / READY_FILE).exists()
     if is_running:
-        handle = _load(chosen)
+        handle = _load(target)
         if fake_nodes and not handle.fake_nodes:
             raise Refused("kplane runs already, without fake nodes; end it first: kplane down")
         report(f"kplane runs already, process {handle.pid}")
     else:
-        handle = _start(chosen, fake_nodes=fake_nodes, report=report)
+        handle = _start(target, fake_nodes=fake_nodes, report=report)
     context, path = enter_local(handle)
     report(f"context {context} is in {path}, and is the current one")
-    option = "" if chosen == default_directory().absolute() else f" --directory {shlex.quote(str(chosen))}"
+    option = "" if target == default_directory().absolute() else f" --directory {shlex.quote(str(target))}"
     report(f"next: kplane create acme{' --fake-nodes 3' if handle.fake_nodes else ''}; end it: kplane down{option}")
     return context
 
@@ -83,28 +83,28 @@ def _start(directory: Path, *, fake_nodes: bool, report: Report) -> Handle:
 
 
 def end_local(directory: Path | None, *, purge: bool, report: Report) -> None:
-    """End the management cluster of a directory, and remove its context. Raises CliError if a process does not end."""
-    chosen = (directory or default_directory()).absolute()
-    _require_own(chosen)
-    if not chosen.exists():
+    """Stop the management cluster of a directory, and remove its context. Raises CliError if a process does not end."""
+    target = (directory or default_directory()).absolute()
+    _require_own(target)
+    if not target.exists():
         report("nothing runs")
         return
-    server = _load(chosen).server if (chosen / READY_FILE).exists() else None
+    server = _load(target).server if (target / READY_FILE).exists() else None
     try:
-        end(chosen)
+        end(target)
     except EmbeddedError as error:
         raise CliError(str(error)) from error
-    leave_local(chosen, server=server)
+    leave_local(target, server=server)
     if purge:
-        shutil.rmtree(chosen)
+        shutil.rmtree(target)
         report("ended, and all data deleted")
     else:
-        report(f"ended; the data stay in {chosen} for the next `kplane up`; --purge deletes them")
+        report(f"ended; the data stay in {target} for the next `kplane up`; --purge deletes them")
 
 
 @contextlib.contextmanager
 def _using(directory: Path) -> Iterator[None]:
-    """Raise Refused with a remedy if the directory cannot be read or written."""
+    """Convert an OSError of the block into Refused with a remedy."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The contexts of `kplane up` in the user's kubeconfig: one for each directory that a management cluster runs in.
+"""Contexts of `kplane up` in the user's kubeconfig: one for the directory of each management cluster.
 
-The cluster entry names its directory in an extension, as other programs note what is theirs. So the context of another
-directory, or of a person, stays.
+The cluster entry names its directory in an extension, as other programs mark their entries. So the contexts of other
+directories and of users remain.
 """
 
 from __future__ import annotations
@@ -26,27 +26,29 @@ from kplane.embedded.handle import Handle
 __all__ = ["CONTEXT", "enter_local", "leave_local"]
 
 CONTEXT: Final = "kplane"
-"""Of the first management cluster. Further ones are `kplane.FOLDER`: contexts of control planes are `kplane-NAME`."""
+"""Context of the first management cluster. Further contexts are `kplane.FOLDER`, since `kplane-NAME` is a control
+plane.
+"""
 _EXTENSION: Final = "kplane.dev/up"
 _FORMER: Final = "former-context"
 
 
 def enter_local(handle: Handle) -> tuple[str, Path]:
-    """Make the context of a management cluster the current one; returns its name and the file that has it."""
+    """Make the context of a management cluster current. Returns its name and the file that contains it."""
     directory = handle.directory.absolute()
     former = current_context()
-    known = next(
+    existing = next(
         (name for name, cluster in clusters_by_name().items() if _directory_of(cluster) == str(directory)), None
     )
-    name = known or next(each for each in _names(directory) if _is_free(each, handle))
-    gone = None if known else _directory_of(clusters_by_name().get(name))
+    name = existing or next(candidate for candidate in _names(directory) if _is_free(candidate, handle))
+    gone = None if existing else _directory_of(clusters_by_name().get(name))
     if gone is not None:
-        # The contexts of its control planes would ask this management cluster for credentials.
+        # The contexts of its control planes would request credentials from this management cluster.
         leave_local(Path(gone), server=None)
     document = administrator_context(handle.admin_kubeconfig, name=name)
-    noted = {"name": _EXTENSION, "extension": {"directory": str(directory)}}
-    document["clusters"][0]["cluster"] = {**document["clusters"][0]["cluster"], "extensions": [noted]}
-    # The note comes first: a crash after the change of the current context would lose the one before.
+    extension = {"name": _EXTENSION, "extension": {"directory": str(directory)}}
+    document["clusters"][0]["cluster"] = {**document["clusters"][0]["cluster"], "extensions": [extension]}
+    # Written first: a crash after the change of the current context would lose the former context.
     if former is not None and former != name:
         (directory / _FORMER).write_text("\n".join(dict.fromkeys([former, *_before(former)])))
     added = add_context(document, replace=True)
@@ -54,9 +56,9 @@ def enter_local(handle: Handle) -> tuple[str, Path]:
 
 
 def leave_local(directory: Path, *, server: str | None) -> None:
-    """Remove the context of a directory. The one before it is the current one again, unless another was chosen.
+    """Remove the context of a directory. The former context becomes current, unless the user has switched already.
 
-    `server` is the address that ran there: former versions noted no directory.
+    `server` is the address of its API server, by which entries of former versions without a directory are identified.
     """
     for name, cluster in clusters_by_name().items():
         is_own = functools.partial(_is_own, directory=directory.absolute(), server=server if name == CONTEXT else None)
@@ -70,8 +72,8 @@ def leave_local(directory: Path, *, server: str | None) -> None:
 
 
 def _before(context: str) -> Sequence[str]:
-    """Return the contexts that were current before that of a management cluster, which may end first."""
-    # A control plane's context goes with its management cluster as well.
+    """Return the contexts that were current before the context of a management cluster, which may end first."""
+    # The context of a control plane is removed with its management cluster as well.
     cluster = management(None).context or context
     directory = _directory_of(clusters_by_name().get(cluster))
     note = Path(directory) / _FORMER if directory is not None else None
@@ -84,27 +86,31 @@ def _names(directory: Path) -> itertools.chain[str]:
 
 
 def _is_free(name: str, handle: Handle) -> bool:
-    """Tell whether a management cluster may have the context of this name."""
+    """Return whether a management cluster may use the context of this name."""
     if not has_entry(name):
         return True
     cluster = clusters_by_name().get(name) or {}
     directory = _directory_of(cluster)
     if directory is not None:
-        # A cluster that does not run, such as after a reboot, gets its context back at the next `kplane up`.
+        # A stopped cluster, for example after a reboot, gets its context back at the next `kplane up`.
         return not Path(directory).exists()
-    # Former versions noted no directory.
+    # Former versions recorded no directory.
     own = administrator_context(handle.admin_kubeconfig, name=name)["clusters"][0]["cluster"]
     authority = "certificate-authority-data"
     return cluster.get(authority) is not None and cluster.get(authority) == own.get(authority)
 
 
 def _is_own(cluster: Mapping[str, Any], *, directory: Path, server: str | None) -> bool:
-    noted = _directory_of(cluster)
-    return noted == str(directory) or (noted is None and server is not None and cluster.get("server") == server)
+    recorded = _directory_of(cluster)
+    return recorded == str(directory) or (recorded is None and server is not None and cluster.get("server") == server)
 
 
 def _directory_of(cluster: Mapping[str, Any] | None) -> str | None:
-    for each in (cluster or {}).get("extensions") or []:
-        if isinstance(each, Mapping) and each.get("name") == _EXTENSION and isinstance(each.get("extension"), Mapping):
-            return str(each["extension"].get("directory"))
+    for extension in (cluster or {}).get("extensions") or []:
+        if (
+            isinstance(extension, Mapping)
+            and extension.get("name") == _EXTENSION
+            and isinstance(extension.get("extension"), Mapping)
+        ):
+            return str(extension["extension"].get("directory"))
     return None

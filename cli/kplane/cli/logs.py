@@ -1,4 +1,4 @@
-"""The logs of what runs for one control plane."""
+"""Logs of the programs of a control plane."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _SERVICES = {
 
 
 async def find_logs(control_planes: ControlPlanes, programs: Programs | None, name: str, *, of: Part) -> Sequence[Log]:
-    """Find the logs of one part of a control plane. Raises Refused if it has no such part, or it cannot be read."""
-    found = await control_planes.get(name)
+    """Return the logs of a part of a control plane. Raises Refused if there is no such part, or it is not readable."""
+    control_plane = await control_planes.get(name)
     if programs is None:
         raise Refused(
             f"the programs of {control_planes.client.config.server} are no pods there, and no processes of yours on"
@@ -39,10 +39,12 @@ async def find_logs(control_planes: ControlPlanes, programs: Programs | None, na
         logs = await programs.instance_logs(registration, kind=kind)
         missing = f"no instance of {registration.name} has run yet; see `kplane describe {name}`"
     else:
-        components = _components(found, of)
+        components = _components(control_plane, of)
         namespace = management_namespace(name)
-        logs = [log for each in components for log in await programs.component_logs(each, namespace=namespace)]
-        missing = _missing(found, of)
+        logs = [
+            log for component in components for log in await programs.component_logs(component, namespace=namespace)
+        ]
+        missing = _missing(control_plane, of)
     if not logs:
         raise Refused(missing)
     return logs
@@ -51,16 +53,20 @@ async def find_logs(control_planes: ControlPlanes, programs: Programs | None, na
 def _registration_for(
     registrations: Sequence[ControlPlaneRegistration], service: Service, *, name: str
 ) -> ControlPlaneRegistration:
-    """Return the registration whose instance provides a service, else the first that asks for it."""
-    asking = [each for each in registrations if service in each.status.services]
-    providing = [each for each in asking if each.status.instance and service in each.status.instance.services]
+    """Return the registration whose instance provides a service, or the first that requests the service."""
+    asking = [registration for registration in registrations if service in registration.status.services]
+    providing = [
+        registration
+        for registration in asking
+        if registration.status.instance and service in registration.status.instance.services
+    ]
     if not asking:
         raise Refused(f"no registration runs {service} for {name}: kplane register {name} --service {service.lower()}")
     return (providing or asking)[0]
 
 
 def _components(found: ControlPlane, of: Part) -> Sequence[str]:
-    """Return the components of a part. Raises Refused if another one runs it."""
+    """Return the components of a part. Raises Refused if kplane does not run the part for this control plane alone."""
     name, home = found.name, found.home
     if found.spec.endpoint_ref is not None:
         raise Refused(
@@ -84,9 +90,9 @@ def _missing(found: ControlPlane, of: Part) -> str:
 
 
 async def merged(logs: Sequence[Log], *, last: int | None, follow: bool) -> AsyncGenerator[str, None]:
-    """Yield the lines of all logs; those of several begin with the name of theirs.
+    """Yield the lines of all logs. If there are several logs, each line begins with the name of its log.
 
-    Without `follow` one log comes after the other.
+    Without `follow` the logs are printed one after the other.
     """
     if not follow:
         for log in logs:
@@ -99,13 +105,13 @@ async def merged(logs: Sequence[Log], *, last: int | None, follow: bool) -> Asyn
     try:
         running = len(tasks)
         while running:
-            said = await queue.get()
-            if said.error is not None:
-                raise said.error
-            if said.line is None:
+            message = await queue.get()
+            if message.error is not None:
+                raise message.error
+            if message.line is None:
                 running -= 1
             else:
-                yield _titled(said.log, said.line, logs)
+                yield _titled(message.log, message.line, logs)
     finally:
         for task in tasks:
             task.cancel()
@@ -113,7 +119,7 @@ async def merged(logs: Sequence[Log], *, last: int | None, follow: bool) -> Asyn
 
 
 class _Said(NamedTuple):
-    """A line of a log, its end, or what went wrong."""
+    """Message of a log's task: a line, an error, or the end of the log."""
 
     log: Log
     line: str | None = None

@@ -1,4 +1,7 @@
-"""The commands `kplane` and `kubectl kplane`. Each imports its modules when it runs, so that `--help` stays fast."""
+"""Commands `kplane` and `kubectl kplane`.
+
+Each command imports its modules when it runs, so that `--help` stays fast.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON, YAML and names for programs."""
+"""Output of commands: tables for people, JSON, YAML and names for programs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _COLOURS = {
 
 
 class Format(StrEnum):
-    """The values of `--output`."""
+    """Values of `--output`."""
 
     TABLE = "table"
     WIDE = "wide"
@@ -42,16 +42,16 @@ class Format(StrEnum):
 
 
 def print_text(text: str, *, highlighted: str = "", nl: bool = True) -> None:
-    """Print text of one or several lines. `highlighted` is a phase or a status in it, coloured on a terminal."""
+    """Print text of any number of lines. `highlighted` is a phase or a status in the text, coloured on a terminal."""
     safe = printable_lines(text)
     typer.echo(safe.replace(highlighted, _coloured(highlighted), 1) if highlighted else safe, nl=nl)
 
 
 def print_objects(kind: str, objects: Sequence[dict[str, Any]], *, form: Format, single: bool = False) -> None:
-    """Print objects as JSON, YAML or names: one as it is, several as a List."""
+    """Print objects as JSON, YAML or names. A single object is printed alone, several as a List."""
     if form is Format.NAME:
-        for each in objects:
-            print_text(f"{kind}/{each['metadata']['name']}")
+        for obj in objects:
+            print_text(f"{kind}/{obj['metadata']['name']}")
         return
     content: Any = objects[0] if single else {"apiVersion": "v1", "kind": "List", "items": list(objects)}
     if form is Format.JSON:
@@ -65,7 +65,7 @@ def print_objects(kind: str, objects: Sequence[dict[str, Any]], *, form: Format,
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print aligned columns, as kubectl does; colours only on a terminal."""
+    """Print aligned columns as kubectl does, with colours only on a terminal."""
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(len(row[column]) for row in [list(heads), *cells]) for column in range(len(heads))]
     typer.echo(_line(heads, widths))
@@ -74,18 +74,18 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 def print_row(row: Sequence[object], *, widths: Sequence[int]) -> None:
-    """Print one row of a table whose rows are not all known; what is wider than its column moves the rest."""
+    """Print a row of a table before all rows are known. A cell that is wider than its column shifts the others."""
     typer.echo(_line([_cell(value) for value in row], widths, colours=True))
 
 
 def _coloured(text: str) -> str:
-    """Return a phase or a status in its colour, on a terminal."""
+    """Return a phase or a status, coloured if the output is a terminal."""
     colour = _COLOURS.get(text)
     return typer.style(text, fg=colour) if colour is not None and sys.stdout.isatty() else text
 
 
 def age(since: datetime | None) -> str:
-    """Return how long ago something was, as kubectl does: 42s, 7m, 3h, 12d."""
+    """Return the age of a time, as kubectl does: 42s, 7m, 3h, 12d."""
     if since is None:
         return ""
     seconds = max(0, int((datetime.now(UTC) - since).total_seconds()))

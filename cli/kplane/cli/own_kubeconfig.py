@@ -1,8 +1,8 @@
-"""Changes the user's own kubeconfig: all files of KUBECONFIG, as kubectl merges them.
+"""Changes of the user's own kubeconfig: all files of KUBECONFIG, as kubectl merges them.
 
-kubectl takes an entry from the first file that has it. So an entry is replaced in the file where it is, and a new one
-goes to the first file. The name of the current context goes where one is set. An entry that kplane did not write is
-never replaced or removed: each file is judged for itself.
+kubectl takes an entry from the first file that contains it. So an existing entry is replaced in its file, and a new
+entry is added to the first file. The current context is changed in the file that sets it. An entry that kplane did not
+write is never replaced or removed. This is decided for each file by itself.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What was done to the user's kubeconfig."""
+    """Changes of the user's kubeconfig."""
 
     path: Path
-    """The file that has the context."""
+    """File that contains the context."""
     former: str | None
-    """The context that was the current one; None if there was none, or if it was this one."""
+    """Context that was current before; None if there was none, or if it was this context."""
     replaced: str | None = None
-    """The context of the management cluster that the replaced entry belonged to, if it is another one."""
+    """Context of another management cluster that the replaced entry belonged to; None otherwise."""
 
 
 def administrator_context(kubeconfig: Path, *, name: str) -> Document:
-    """Return a kubeconfig with one cluster and one user as a context of this name."""
+    """Return a kubeconfig with a single cluster and user as a context of this name."""
     document = yaml.safe_load(kubeconfig.read_text())
     return {
         "clusters": [{"name": name, "cluster": document["clusters"][0]["cluster"]}],
@@ -68,32 +68,37 @@ def administrator_context(kubeconfig: Path, *, name: str) -> Document:
 
 
 def add_context(document: Mapping[str, Any], *, replace: bool = False) -> Added:
-    """Add a kubeconfig with one context to the user's own, and make it the current one.
+    """Add a kubeconfig with a single context to the user's own, and make the context current.
 
-    An entry of the same name is replaced if it asks kplane for credentials, or with `replace`; all others stay as they
-    are. Raises Refused if an entry of the name is another program's, or a person's.
+    An entry of the same name is replaced if it requests credentials from kplane, or with `replace`. All other entries
+    remain. Raises Refused if an entry of the name was written by another program or by the user.
     """
     name = document["current-context"]
     documents = _read_all()
-    present = [(path, held) for path, held in documents if any(_find(held, section, name) for section in _SECTIONS)]
-    for path, held in present:
-        if not replace and not is_plugin(plugin_of(_find(held, "users", name) or {})):
+    present = [
+        (path, content) for path, content in documents if any(_find(content, section, name) for section in _SECTIONS)
+    ]
+    for path, content in present:
+        if not replace and not is_plugin(plugin_of(_find(content, "users", name) or {})):
             raise Refused(
                 f"{path} has an entry {name} that kplane did not write; give it another name first: kubectl config"
                 f" rename-context {name} NEW, and rename its cluster and its user in the file"
             )
     target = present[0][0] if present else documents[0][0]
     former = _current(documents)
-    # A control plane of the same name, in another management cluster.
-    asked = asked_context(plugin_of(document["users"][0]))
-    asked_before = [asked_context(plugin_of(_find(held, "users", name) or {})) for _, held in present]
-    replaced = next((each for each in asked_before if each not in {None, asked}), None)
+    # The replaced entry may be a control plane of the same name in another management cluster.
+    desired_context = asked_context(plugin_of(document["users"][0]))
+    present_contexts = [asked_context(plugin_of(_find(content, "users", name) or {})) for _, content in present]
+    replaced = next(
+        (present_context for present_context in present_contexts if present_context not in {None, desired_context}),
+        None,
+    )
 
     def add(held: Document) -> None:
         for section in _SECTIONS:
             added = list(document[section])
-            names = {each["name"] for each in added}
-            held[section] = [*(each for each in _entries(held, section) if each.get("name") not in names), *added]
+            names = {entry["name"] for entry in added}
+            held[section] = [*(entry for entry in _entries(held, section) if entry.get("name") not in names), *added]
 
     _edit(target, add)
     _set_current(name)
@@ -101,13 +106,13 @@ def add_context(document: Mapping[str, Any], *, replace: bool = False) -> Added:
 
 
 def use_context(name: str) -> None:
-    """Make a context the current one, if the user's kubeconfig has it and no other one is current."""
+    """Make a context current, if the user's kubeconfig contains it and no context is current."""
     if not _current(_read_all()) and name in context_names():
         _set_current(name)
 
 
 def choose_context(*names: str) -> str:
-    """Make the first of these contexts that the user's kubeconfig has the current one, and return its name."""
+    """Make the first existing context of these names current, and return its name. Raises Refused if none exists."""
     present = context_names()
     for name in names:
         if name in present:
@@ -119,41 +124,41 @@ def choose_context(*names: str) -> str:
 
 def context_names() -> Sequence[str]:
     """Return the names of all contexts of the user's kubeconfig."""
-    return [str(each.get("name")) for _, held in _read_all() for each in _entries(held, "contexts")]
+    return [str(entry.get("name")) for _, content in _read_all() for entry in _entries(content, "contexts")]
 
 
 def has_entry(name: str) -> bool:
-    """Tell whether a context, a cluster or a user of the user's kubeconfig has this name."""
-    return any(_find(held, section, name) for _, held in _read_all() for section in _SECTIONS)
+    """Return whether a context, a cluster or a user of the user's kubeconfig has this name."""
+    return any(_find(content, section, name) for _, content in _read_all() for section in _SECTIONS)
 
 
 def clusters_by_name() -> Mapping[str, Mapping[str, Any]]:
-    """Return all clusters of the user's kubeconfig."""
-    entries = [each for _, held in _read_all() for each in _entries(held, "clusters")]
-    # Of two with one name, kubectl takes the first.
-    return {str(each.get("name")): each.get("cluster") or {} for each in reversed(entries)}
+    """Return all clusters of the user's kubeconfig by name."""
+    entries = [entry for _, content in _read_all() for entry in _entries(content, "clusters")]
+    # kubectl takes the first of several clusters with the same name.
+    return {str(entry.get("name")): entry.get("cluster") or {} for entry in reversed(entries)}
 
 
 def server_of(context: str) -> str | None:
-    """Return the address of the API server that a context of the user's kubeconfig leads to; None if there is none."""
+    """Return the address of the API server of a context in the user's kubeconfig; None if there is none."""
     documents = _read_all()
-    found = next((each for _, held in documents if (each := _find(held, "contexts", context))), None)
-    if found is None:
+    context_entry = next((entry for _, content in documents if (entry := _find(content, "contexts", context))), None)
+    if context_entry is None:
         return None
-    name = (found.get("context") or {}).get("cluster")
-    cluster = next((each for _, held in documents if (each := _find(held, "clusters", name))), None)
+    name = (context_entry.get("context") or {}).get("cluster")
+    cluster = next((entry for _, content in documents if (entry := _find(content, "clusters", name))), None)
     return str((cluster.get("cluster") or {}).get("server")) if cluster is not None else None
 
 
 def remove_context(name: str, *, is_own: Callable[[Mapping[str, Any]], bool]) -> None:
-    """Remove a context that kplane wrote from the user's kubeconfig, and those whose credentials come from its cluster.
+    """Remove a context that kplane wrote from the user's kubeconfig, and the contexts that depend on it.
 
-    `is_own` tells by the cluster entry of a file whether kplane wrote the entries of that name there. Entries of a
-    person stay, in any file.
+    These are the contexts with credentials from its cluster. `is_own` decides by the cluster entry of a file whether
+    kplane wrote the entries of that name there. Entries of the user remain in each file.
     """
 
     def own_users(held: Document) -> frozenset[str]:
-        plugins = {str(each.get("name")): plugin_of(each) for each in _entries(held, "users")}
+        plugins = {str(entry.get("name")): plugin_of(entry) for entry in _entries(held, "users")}
         served = {user for user, plugin in plugins.items() if is_plugin(plugin) and asked_context(plugin) == name}
         cluster = (_find(held, "clusters", name) or {}).get("cluster")
         return frozenset({*served, name} if cluster and is_own(cluster) else served)
@@ -162,9 +167,10 @@ def remove_context(name: str, *, is_own: Callable[[Mapping[str, Any]], bool]) ->
 
 
 def remove_control_plane(name: str, *, uid: str | None, context: str | None) -> Sequence[str]:
-    """Remove the contexts of a control plane that is gone, and return their names.
+    """Remove the contexts of a deleted control plane, and return their names.
 
-    Entries of former versions have no uid: they are known by `name` and by `context`, that of the management cluster.
+    Entries of former versions have no uid. They are identified by `name` and by `context`, the context of the
+    management cluster.
     """
 
     def is_gone(user: Mapping[str, Any]) -> bool:
@@ -172,45 +178,47 @@ def remove_control_plane(name: str, *, uid: str | None, context: str | None) -> 
         same_uid = asked_uid(plugin) == uid if asked_uid(plugin) else asked_context(plugin) == context
         return asked_name(plugin) == name and same_uid
 
-    return _remove(lambda held: frozenset(str(each.get("name")) for each in _entries(held, "users") if is_gone(each)))
+    return _remove(lambda held: frozenset(str(user.get("name")) for user in _entries(held, "users") if is_gone(user)))
 
 
 def _remove(own_users: Callable[[Document], frozenset[str]]) -> Sequence[str]:
-    """Remove the users of each file that kplane wrote there, and their contexts. Return the names of the contexts.
+    """Remove the users that kplane wrote from each file, and their contexts. Return the names of the contexts.
 
-    A context is known by its user, whatever a person has named it. If one of them was the current one, that of the
-    management cluster is current afterwards, if there is one.
+    A context is identified by its user, so a renamed context is found too. If a removed context was current, the
+    context of the management cluster becomes current, if it exists.
     """
     documents = _read_all()
-    current, then = _current(documents), management(None).context
+    current, management_context = _current(documents), management(None).context
     removed: set[str] = set()
-    for path, held in documents:
-        users = own_users(held)
-        contexts = [each for each in _entries(held, "contexts") if (each.get("context") or {}).get("user") in users]
+    for path, content in documents:
+        users = own_users(content)
+        contexts = [
+            context for context in _entries(content, "contexts") if (context.get("context") or {}).get("user") in users
+        ]
         if users:
-            names = frozenset(str(each.get("name")) for each in contexts)
+            names = frozenset(str(context.get("name")) for context in contexts)
             _edit(path, functools.partial(_drop, users=users, contexts=names))
             removed |= names
     present = context_names()
     if current in removed and current not in present:
-        _set_current(then if then is not None and then in present else "")
+        _set_current(management_context if management_context is not None and management_context in present else "")
     return sorted(removed)
 
 
 def _drop(held: Document, *, users: frozenset[str], contexts: frozenset[str]) -> None:
-    """Remove users and contexts from a file, and the clusters of the users' names that no other context leads to."""
-    held["users"] = [each for each in _entries(held, "users") if each.get("name") not in users]
-    held["contexts"] = [each for each in _entries(held, "contexts") if each.get("name") not in contexts]
-    used = {(each.get("context") or {}).get("cluster") for each in held["contexts"]}
-    held["clusters"] = [each for each in _entries(held, "clusters") if each.get("name") not in users - used]
+    """Remove users and contexts from a file, and the users' clusters that no other context uses."""
+    held["users"] = [entry for entry in _entries(held, "users") if entry.get("name") not in users]
+    held["contexts"] = [entry for entry in _entries(held, "contexts") if entry.get("name") not in contexts]
+    used = {(entry.get("context") or {}).get("cluster") for entry in held["contexts"]}
+    held["clusters"] = [entry for entry in _entries(held, "clusters") if entry.get("name") not in users - used]
 
 
 def renew_plugins() -> Sequence[Path]:
-    """Rewrite the entries of former versions of kplane in the user's kubeconfig. Returns the files that had some."""
+    """Rewrite the entries of former versions of kplane in the user's kubeconfig. Returns the changed files."""
     paths = [
         path
-        for path, held in _read_all()
-        if any(renew_plugin(plugin_of(each)) is not None for each in _entries(held, "users"))
+        for path, content in _read_all()
+        if any(renew_plugin(plugin_of(user)) is not None for user in _entries(content, "users"))
     ]
     for path in paths:
         _edit(path, lambda _: None)
@@ -218,7 +226,7 @@ def renew_plugins() -> Sequence[Path]:
 
 
 def check_writable() -> None:
-    """Raise Refused if the user's kubeconfig cannot be changed."""
+    """Raise Refused if the user's kubeconfig is not writable."""
     path = kubeconfig_paths(os.environ)[0]
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -229,7 +237,7 @@ def check_writable() -> None:
 
 
 def _read_all() -> list[tuple[Path, Document]]:
-    """Return the files of the user's kubeconfig in kubectl's order; a file that is not there is empty."""
+    """Return the files of the user's kubeconfig in kubectl's order. A missing file is empty."""
     return [(path, _read(path)) for path in kubeconfig_paths(os.environ)]
 
 
@@ -238,20 +246,20 @@ def _read(path: Path) -> Document:
 
 
 def _entries(held: Mapping[str, Any], section: str) -> list[dict[str, Any]]:
-    return [each for each in held.get(section) or [] if isinstance(each, dict)]
+    return [entry for entry in held.get(section) or [] if isinstance(entry, dict)]
 
 
 def _find(held: Mapping[str, Any], section: str, name: str | None) -> dict[str, Any] | None:
-    return next((each for each in _entries(held, section) if each.get("name") == name), None)
+    return next((entry for entry in _entries(held, section) if entry.get("name") == name), None)
 
 
 def _current(documents: Sequence[tuple[Path, Document]]) -> str | None:
-    return next((str(held["current-context"]) for _, held in documents if held.get("current-context")), None)
+    return next((str(content["current-context"]) for _, content in documents if content.get("current-context")), None)
 
 
 def _set_current(name: str) -> None:
     documents = _read_all()
-    path = next((path for path, held in documents if held.get("current-context")), documents[0][0])
+    path = next((path for path, content in documents if content.get("current-context")), documents[0][0])
 
     def set_current(held: Document) -> None:
         held["current-context"] = name
@@ -260,16 +268,16 @@ def _set_current(name: str) -> None:
 
 
 def _edit(path: Path, change: Callable[[Document], None]) -> None:
-    """Change a file under kubectl's lock, as a whole. Raises Refused if it cannot be written."""
+    """Change a file atomically under kubectl's lock. Raises Refused if the file is not writable."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(path):
-            held = _read(path)
-            held.setdefault("apiVersion", "v1")
-            held.setdefault("kind", "Config")
-            change(held)
-            held["users"] = [_renewed(each) for each in _entries(held, "users")]
-            _replace(path, to_text(held))
+            content = _read(path)
+            content.setdefault("apiVersion", "v1")
+            content.setdefault("kind", "Config")
+            change(content)
+            content["users"] = [_renewed(user) for user in _entries(content, "users")]
+            _replace(path, to_text(content))
     except OSError as error:
         raise _unwritable(path, error.strerror or str(error)) from error
 
@@ -285,7 +293,7 @@ def _renewed(user: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock that kubectl takes, too: a file beside the kubeconfig."""
+    """Hold the lock that kubectl uses too: a file beside the kubeconfig."""
     lock = path.with_name(f"{path.name}.lock")
     try:
         os.close(os.open(lock, os.O_CREAT | os.O_EXCL, 0o600))
@@ -298,7 +306,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write the file as a whole, readable for its user only. A link stays a link."""
+    """Replace the file atomically, readable only for its user. A symbolic link remains a link."""
     target = path.resolve()
     descriptor, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:

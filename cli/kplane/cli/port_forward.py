@@ -1,4 +1,4 @@
-"""Reaches an address inside of the management cluster from this machine, through a pod behind it."""
+"""Access to an address inside of the management cluster from this machine, through a pod behind it."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _HOST: Final = "127.0.0.1"
 
 
 def is_inside(document: dict[str, Any]) -> bool:
-    """Whether the server of a kubeconfig is a Service, whose name is known inside of the management cluster alone."""
+    """Return whether the server of a kubeconfig is a Service, whose name only the management cluster resolves."""
     return _SERVICE.fullmatch(urlsplit(document["clusters"][0]["cluster"]["server"]).hostname or "") is not None
 
 
 @contextlib.asynccontextmanager
 async def forwarding(document: dict[str, Any], *, to: Management) -> AsyncIterator[dict[str, Any]]:
-    """Forward a port of this machine to the Service of a kubeconfig, and give the kubeconfig that uses it.
+    """Forward a port of this machine to the Service of a kubeconfig, and yield the kubeconfig for this port.
 
     `to` is the management cluster. The server is still verified by its name. Raises CliError if no port can be
-    forwarded. A connection that fails later is closed, and its reason is logged as a warning.
+    forwarded. A connection that fails later is closed, and the cause is logged as a warning.
     """
     [cluster] = document["clusters"]
     address = urlsplit(cluster["cluster"]["server"])
     host = address.hostname or ""
-    found = _SERVICE.fullmatch(host)
-    if found is None:
+    service = _SERVICE.fullmatch(host)
+    if service is None:
         raise CliError(f"{host} is not the name of a Service")
     async with contextlib.AsyncExitStack() as stack:
         try:
@@ -45,7 +45,7 @@ async def forwarding(document: dict[str, Any], *, to: Management) -> AsyncIterat
             client = await stack.enter_async_context(Client(config, field_manager="kplane-cli"))
             forward = await stack.enter_async_context(
                 client.pods.port_forward_service(
-                    found["service"], address.port or 443, namespace=found["namespace"], local_host=_HOST
+                    service["service"], address.port or 443, namespace=service["namespace"], local_host=_HOST
                 )
             )
         except ProviderError as error:
@@ -57,9 +57,9 @@ async def forwarding(document: dict[str, Any], *, to: Management) -> AsyncIterat
 
 @contextlib.contextmanager
 def forwarded(document: dict[str, Any], *, to: Management) -> Iterator[dict[str, Any]]:
-    """Do as `forwarding` for a caller that blocks: a thread passes the data on meanwhile.
+    """Forward a port as `forwarding` does, for a caller that blocks: a thread transfers the data.
 
-    It blocks while the port is opened. Leaving closes the connections, and waits for the end of the thread.
+    Entry waits until the port is open. Exit closes the connections, and waits for the end of the thread.
     """
     opened, left = Future[dict[str, Any]](), Future[None]()
 

@@ -1,4 +1,4 @@
-"""Runs the work of one command against the management cluster, and ends it with the right exit code."""
+"""Execution of a command's work against the management cluster, with the right exit code at its end."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ Work = Callable[["ControlPlanes"], Awaitable[None]]
 
 
 def work_on(context: str | None, work: Work) -> None:
-    """Connect to the management cluster, and do the work. Raises typer.Exit unless it ends well.
+    """Connect to the management cluster, and do the work. Raises typer.Exit after an error.
 
-    Without a context it is that of the current one, also if that is a context of a control plane.
+    Without a context, the management cluster is that of the current context, even if it is the context of a control
+    plane.
     """
 
     import asyncio
@@ -33,8 +34,8 @@ def work_on(context: str | None, work: Work) -> None:
         from kplane.client import ControlPlanes
         from kplane.provider import ClusterConfig
 
-        found = management(context)
-        config = ClusterConfig.default(context=found.context, environment=found.environment)
+        cluster = management(context)
+        config = ClusterConfig.default(context=cluster.context, environment=cluster.environment)
         async with ControlPlanes.connect(config) as control_planes:
             await work(control_planes)
 
@@ -42,7 +43,7 @@ def work_on(context: str | None, work: Work) -> None:
 
 
 def run(command: Callable[[], Any]) -> None:
-    """Run a command. An error becomes one line on standard error, and an exit code."""
+    """Run a command. An error becomes a line on standard error, and an exit code."""
     from kplane.client import ClientError, NoControlPlane, NotSettled
     from kplane.provider import NotFound, ProviderError, Unreachable
     from kplane.provider.errors import KubeconfigError
@@ -52,7 +53,7 @@ def run(command: Callable[[], Any]) -> None:
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     except BrokenPipeError:
-        # The reader of the output has enough, such as `head`.
+        # The reader of the output, such as `head`, has closed the pipe.
         sys.stderr.close()
         raise typer.Exit(ExitCode.OK) from None
     except (ClientError, CliError, OSError, ProviderError) as error:
@@ -71,7 +72,7 @@ def run(command: Callable[[], Any]) -> None:
 
 @contextlib.contextmanager
 def continuing(text: str) -> Iterator[None]:
-    """Say that a change continues if the wait for it is interrupted, or takes too long."""
+    """Print that a change continues if the wait for it is interrupted, or takes too long."""
     import asyncio
 
     from kplane.client import NotSettled
@@ -84,12 +85,12 @@ def continuing(text: str) -> Iterator[None]:
 
 
 def _words(error: Exception) -> str:
-    """Return what an error says; of one of the operating system without its number."""
+    """Return the message of an error. The number of an operating system error is left out."""
     if isinstance(error, OSError) and error.strerror is not None and error.filename is not None:
         return f"failed to use {error.filename}: {error.strerror}"
     return str(error)
 
 
 def say(text: str, *, error: bool = False) -> None:
-    """Tell a person something on standard error; standard output is for results."""
+    """Print a message for people on standard error; standard output is for results."""
     typer.secho(printable_lines(text), err=True, fg="red" if error else None)

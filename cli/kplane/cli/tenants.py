@@ -1,4 +1,4 @@
-"""Reaches the API of a control plane from this machine."""
+"""Connection to the API of a control plane from this machine."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["reached"]
 async def reached(
     control_planes: ControlPlanes, name: str, *, internal: bool, context: str | None
 ) -> AsyncIterator[Client]:
-    """Connect to a control plane as its administrator; one that sleeps is woken first.
+    """Connect to a control plane as its administrator. A sleeping control plane is woken first.
 
-    If the address is known inside of the management cluster alone, a port is forwarded to it meanwhile. Raises what
-    `ControlPlanes.kubeconfig` does, and CliError if no port can be forwarded.
+    If only the management cluster resolves the address, a port is forwarded to it. Raises the errors of
+    `ControlPlanes.kubeconfig`, and CliError if no port can be forwarded.
     """
     await control_planes.ensure_awake(name)
     document = yaml.safe_load(await control_planes.restored_kubeconfig(name, internal=internal))

@@ -1,4 +1,4 @@
-"""What each control plane takes: keys, bytes, memory and requests."""
+"""Resource usage of each control plane: keys, bytes, memory and requests."""
 
 from __future__ import annotations
 
@@ -29,40 +29,40 @@ _IN_FLIGHT = "kplane_gateway_requests_in_flight"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What one control plane takes; None where it is not known."""
+    """Usage of a control plane. Unknown values are None."""
 
     name: str
     state: str
-    """awake, asleep, or the phase."""
+    """"awake", "asleep", or the phase."""
     keys: int | None = None
     bytes: int | None = None
     quota_bytes: int | None = None
     memory_bytes: int | None = None
-    """Of its API server, and of its etcd if it has one of its own."""
+    """Memory of its API server, and of its etcd if it is dedicated."""
     controllers_bytes: int | None = None
-    """Of its instances in mcm."""
+    """Memory of its instances in mcm."""
     requests: int | None = None
-    """All that the gateways passed on since they started."""
+    """Number of requests that the gateways have forwarded since their start."""
     in_flight: int | None = None
     rate: float | None = None
-    """Requests a second since the look before."""
+    """Requests per second since the last measurement."""
 
 
 @dataclass(slots=True)
 class _Measured:
-    """What programs said."""
+    """Values that the programs have reported."""
 
     memory: Mapping[str, int] = field(default_factory=dict)
     """Bytes by component."""
     instances: dict[str, int] = field(default_factory=dict)
     """Bytes by registration."""
     requests: dict[str, int] = field(default_factory=dict)
-    """By path of the control plane."""
+    """Number of requests by path of the control plane."""
     in_flight: dict[str, int] = field(default_factory=dict)
 
 
 class UsageMeter:
-    """Looks at all control planes again and again."""
+    """Meter that measures all control planes repeatedly."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class UsageMeter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.problems: list[str] = []
-        """What could not be measured at the last look, and why."""
+        """Values that the last measurement lacks, with the causes."""
         self._control_planes = control_planes
         self._programs = programs
         self._clock = clock
@@ -80,24 +80,27 @@ class UsageMeter:
         self._looked = 0.0
 
     async def look(self) -> Sequence[Usage]:
-        """Return what all take now, by name. Raises ProviderError if the API server refuses to list them."""
+        """Return the present usage of all control planes, by name.
+
+        Raises ProviderError if the API server refuses to list them.
+        """
         self.problems = []
-        found = await self._control_planes.list()
+        control_planes = await self._control_planes.list()
         registered: dict[str, list[ControlPlaneRegistration]] = {}
-        for each in await self._control_planes.registrations():
-            registered.setdefault(each.spec.control_plane_ref.name, []).append(each)
+        for item in await self._control_planes.registrations():
+            registered.setdefault(item.spec.control_plane_ref.name, []).append(item)
         measured = await self._measure()
-        return self._with_rates([_usage(each, registered.get(each.name, ()), measured) for each in found])
+        return self._with_rates([_usage(item, registered.get(item.name, ()), measured) for item in control_planes])
 
     def _with_rates(self, usages: Sequence[Usage]) -> Sequence[Usage]:
         last, passed = self._last, self._clock() - self._looked
         self._looked += passed
-        self._last = {each.name: each.requests for each in usages if each.requests is not None}
+        self._last = {usage.name: usage.requests for usage in usages if usage.requests is not None}
         return [
-            replace(each, rate=max(0, each.requests - last[each.name]) / passed)
-            if each.requests is not None and each.name in last
-            else each
-            for each in usages
+            replace(usage, rate=max(0, usage.requests - last[usage.name]) / passed)
+            if usage.requests is not None and usage.name in last
+            else usage
+            for usage in usages
         ]
 
     async def _measure(self) -> _Measured:
@@ -110,8 +113,8 @@ class UsageMeter:
         replicas: Sequence[Replica] = ()
         with self._noting("controllers and requests"):
             replicas = await self._programs.replicas()
-        # At once: each that does not answer takes some seconds.
-        await asyncio.gather(*(self._measure_replica(each, self._programs, measured) for each in replicas))
+        # Concurrent requests, because a replica that does not answer takes some seconds.
+        await asyncio.gather(*(self._measure_replica(replica, self._programs, measured) for replica in replicas))
         return measured
 
     async def _measure_replica(self, replica: Replica, programs: Programs, measured: _Measured) -> None:
@@ -134,9 +137,11 @@ class UsageMeter:
 def _usage(found: ControlPlane, registrations: Sequence[ControlPlaneRegistration], measured: _Measured) -> Usage:
     storage, phase = found.status.storage, found.status.phase or ControlPlanePhase.PENDING
     path = found.status.cluster_path or found.name
-    # The mcm of a registration of mode Dedicated is a component with its instance.
-    own = [measured.memory.get(mcm_name(found.name, uid=each.metadata.uid or "")) for each in registrations]
-    shared = [measured.instances.get(each.name) for each in registrations]
+    # A registration of mode Dedicated has its own mcm component, whose memory contains the instance.
+    own = [
+        measured.memory.get(mcm_name(found.name, uid=registration.metadata.uid or "")) for registration in registrations
+    ]
+    shared = [measured.instances.get(registration.name) for registration in registrations]
     return Usage(
         name=found.name,
         state=_STATES.get(phase, str(phase)),
@@ -151,9 +156,9 @@ def _usage(found: ControlPlane, registrations: Sequence[ControlPlaneRegistration
 
 
 def _instance_sizes(answer: str) -> Mapping[str, int]:
-    """Return the bytes of instances in what mcm tells at `/clusters`."""
-    found = {name: each.get("pssBytes") for name, each in json.loads(answer)["clusters"].items()}
-    return {name: size for name, size in found.items() if size is not None}
+    """Return the bytes of instances from mcm's answer at `/clusters`."""
+    sizes = {name: instance.get("pssBytes") for name, instance in json.loads(answer)["clusters"].items()}
+    return {name: size for name, size in sizes.items() if size is not None}
 
 
 def _components(found: ControlPlane) -> Sequence[str]:
@@ -178,12 +183,12 @@ def _add(sums: dict[str, int], more: Mapping[str, int]) -> None:
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    present = [value for value in values if value is not None]
+    return sum(present) if present else None
 
 
 def in_order(usages: Sequence[Usage], order: Order) -> Sequence[Usage]:
-    """Return them by name, or those that take most first."""
+    """Return the usages by name, or with the highest usage first."""
     if order is Order.NAME:
         return usages
     measures: dict[Order, Any] = {
@@ -195,7 +200,7 @@ def in_order(usages: Sequence[Usage], order: Order) -> Sequence[Usage]:
 
 
 def cells(usage: Usage) -> Sequence[str]:
-    """Return the cells of a row, below `HEADS`."""
+    """Return the cells of a row, in the order of `HEADS`."""
     quota = ""
     if usage.quota_bytes is not None and usage.bytes is not None:
         quota = f"{100 * usage.bytes // usage.quota_bytes} %"

@@ -1,4 +1,4 @@
-"""Shows what control planes take: once, or live on a terminal."""
+"""Tables of the usage of control planes: once, or live on a terminal."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _STYLES = {"awake": "green", "asleep": "blue", "Failed": "red", "Unavailable": "
 
 
 async def show_once(meter: UsageMeter, *, order: Order) -> None:
-    """Print what all take now."""
+    """Print the present usage of all control planes."""
     usages = in_order(await meter.look(), order)
     if usages:
-        # The rate needs two looks.
-        print_table(HEADS[:-1], [cells(each)[:-1] for each in usages])
+        # The rate needs two measurements, so the last column is left out.
+        print_table(HEADS[:-1], [cells(usage)[:-1] for usage in usages])
     else:
         say("there is no control plane; create one: kplane create NAME")
     for problem in meter.problems:
@@ -35,10 +35,10 @@ async def show_once(meter: UsageMeter, *, order: Order) -> None:
 
 
 async def show_often(meter: UsageMeter, *, order: Order, interval_seconds: float) -> None:
-    """Look until cancelled: in place on a terminal, otherwise one table after the other."""
+    """Measure until cancelled: in place on a terminal, otherwise with a table after each measurement."""
     if not sys.stdout.isatty():
         while True:
-            print_table(HEADS, [cells(each) for each in in_order(await meter.look(), order)])
+            print_table(HEADS, [cells(usage) for usage in in_order(await meter.look(), order)])
             print_text("")
             await asyncio.sleep(interval_seconds)
     with Live(console=Console(), auto_refresh=False) as live:
@@ -48,7 +48,7 @@ async def show_often(meter: UsageMeter, *, order: Order, interval_seconds: float
 
 
 def render(usages: Sequence[Usage], *, problems: Sequence[str]) -> Group:
-    """Return the table for a terminal, with totals and what could not be measured."""
+    """Return the table for a terminal, with totals and the values that could not be measured."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for number, head in enumerate(HEADS):
         table.add_column(head, justify="left" if number < 2 else "right", no_wrap=True)
@@ -58,5 +58,7 @@ def render(usages: Sequence[Usage], *, problems: Sequence[str]) -> Group:
     awake = sum(usage.state == "awake" for usage in usages)
     summary = f"{len(usages)} control planes, {awake} awake; Ctrl-C ends this"
     return Group(
-        table, Text(summary, style="dim"), *(Text(printable(f"warning: {each}"), style="yellow") for each in problems)
+        table,
+        Text(summary, style="dim"),
+        *(Text(printable(f"warning: {problem}"), style="yellow") for problem in problems),
     )

@@ -1,4 +1,4 @@
-"""Compares versions of kplane, as Python and as Helm write them."""
+"""Comparison of versions of kplane, in the forms of Python and Helm."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ __all__ = ["is_newer"]
 
 
 def is_newer(version: str, other: str) -> bool:
-    """Whether a version is newer than another one; a pre-release, such as 0.2.0rc1 or 0.2.0-rc.1, is older than 0.2.0.
+    """Return whether a version is newer than another.
 
-    What follows a + does not count. A text that is no version is never newer, and nothing is newer than it.
+    A pre-release, such as 0.2.0rc1 or 0.2.0-rc.1, is older than 0.2.0. The text after a + is ignored. An invalid
+    version is neither newer nor older than another version.
     """
     try:
-        # Helm writes after the + what Python does not accept there.
+        # Helm allows characters after the + that Python does not accept.
         return Version(version.partition("+")[0]) > Version(other.partition("+")[0])
     except InvalidVersion:
         return False

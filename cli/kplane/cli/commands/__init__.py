@@ -1,1 +1,1 @@
-"""The commands, by what they are about. Each imports what it needs when it runs, so that `--help` stays fast."""
+"""Commands, by topic. Each command imports its modules when it runs, so that `--help` is fast."""

@@ -1,4 +1,4 @@
-"""Use control planes: kubeconfigs that stay valid, and commands with the right one."""
+"""Commands for access to control planes: kubeconfigs that stay valid, and programs that run with them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def kubeconfig(
 
 
 def _renew_plugins() -> None:
-    """Rewrite what a former version added to the user's kubeconfig: it runs code of the working directory."""
+    """Rewrite contexts of a former version in the user's kubeconfig, because they run code of the working directory."""
     from kplane.cli.own_kubeconfig import renew_plugins
 
     try:
@@ -232,7 +232,7 @@ def connect(
 
     work_on(context, work)
 
-    # Only the first: `kubectl exec POD -- COMMAND` has one of its own.
+    # Only the first `--`, because the command may have its own, as `kubectl exec POD -- COMMAND` has.
     command = arguments.args[1:] if arguments.args[:1] == ["--"] else arguments.args
     if not command:
         say(f"a shell for {name}; leave it by `exit`")
@@ -240,7 +240,7 @@ def connect(
 
 
 def _run_with(document: dict[str, Any], command: list[str], *, context: str | None, is_outside: bool) -> None:
-    """Run a command with a kubeconfig, and end with its exit code."""
+    """Run a command with a kubeconfig, and exit with its exit code; 127 if the program does not exist."""
     from kplane.cli.kubeconfigs import management, run_with, to_text
     from kplane.cli.port_forward import forwarded, is_inside
 

@@ -1,4 +1,4 @@
-"""Adopt API servers that kplane does not run."""
+"""Command that adopts an API server that kplane does not run."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def adopt(
         if not wait:
             return
         with continuing(f"{name} is still being adopted; follow it: kplane get {name} --watch"):
-            found = await control_planes.wait(name, timeout_seconds=timeout)
-        print_text(f"controlplane/{name} is {found.status.phase}")
+            control_plane = await control_planes.wait(name, timeout_seconds=timeout)
+        print_text(f"controlplane/{name} is {control_plane.status.phase}")
         say(f"run controllers for it, if it has none: kplane register {name}")
 
     work_on(context, work)

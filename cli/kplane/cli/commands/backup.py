@@ -1,4 +1,4 @@
-"""Save and restore single control planes."""
+"""Commands that save and restore single control planes."""
 
 from __future__ import annotations
 
@@ -35,11 +35,13 @@ def create(
     async def work(control_planes: ControlPlanes) -> None:
         from datetime import UTC, datetime
 
-        chosen = snapshot or f"{name}-{datetime.now(UTC):%Y%m%d%H%M%S}"
-        with continuing(f"if snapshot {chosen} was created, it is still being made; see: kplane backup list {name}"):
-            saved = await control_planes.snapshot(chosen, of=name, wait=wait, timeout_seconds=timeout)
+        snapshot_name = snapshot or f"{name}-{datetime.now(UTC):%Y%m%d%H%M%S}"
+        with continuing(
+            f"if snapshot {snapshot_name} was created, it is still being made; see: kplane backup list {name}"
+        ):
+            saved = await control_planes.snapshot(snapshot_name, of=name, wait=wait, timeout_seconds=timeout)
         size = f": {saved.status.keys} keys, {(saved.status.bytes or 0) >> 10} KiB" if wait else ""
-        print_text(f"controlplanesnapshot/{chosen} {'completed' if wait else 'created'}{size}")
+        print_text(f"controlplanesnapshot/{snapshot_name} {'completed' if wait else 'created'}{size}")
 
     work_on(context, work)
 
@@ -55,23 +57,23 @@ def list_all(
     async def work(control_planes: ControlPlanes) -> None:
         from kplane.cli.output import age, print_table
 
-        found = await control_planes.snapshots(name)
-        if not found:
+        snapshots = await control_planes.snapshots(name)
+        if not snapshots:
             say("there is no snapshot; make one: kplane backup create NAME")
             return
         print_table(
             ["NAME", "CONTROL PLANE", "PHASE", "KEYS", "SIZE", "VERSION", "AGE"],
             [
                 [
-                    each.name,
-                    each.spec.control_plane_ref.name,
-                    each.status.phase,
-                    each.status.keys,
-                    each.status.bytes,
-                    each.status.kubernetes_version,
-                    age(each.metadata.creation_timestamp),
+                    snapshot.name,
+                    snapshot.spec.control_plane_ref.name,
+                    snapshot.status.phase,
+                    snapshot.status.keys,
+                    snapshot.status.bytes,
+                    snapshot.status.kubernetes_version,
+                    age(snapshot.metadata.creation_timestamp),
                 ]
-                for each in found
+                for snapshot in snapshots
             ],
         )
 
@@ -121,8 +123,8 @@ def restore(
             snapshot, name, identity_secret=identity_secret, clone=clone, class_name=class_name
         )
         with continuing(f"{name} is still being created; follow it: kplane get {name} --watch"):
-            found = await control_planes.wait(name, timeout_seconds=timeout)
-        print_text(f"controlplane/{name} is {found.status.phase}")
+            control_plane = await control_planes.wait(name, timeout_seconds=timeout)
+        print_text(f"controlplane/{name} is {control_plane.status.phase}")
         say(f"delete the private key: kubectl delete secret {identity_secret} -n kplane-system")
 
     work_on(context, work)

@@ -1,4 +1,4 @@
-"""Create, look at and delete control planes."""
+"""Commands that create, show and delete control planes."""
 
 from __future__ import annotations
 
@@ -78,19 +78,19 @@ def create(
     async def work(control_planes: ControlPlanes) -> None:
         annotations = await _ask_for_nodes(control_planes, fake_nodes)
         begin = await _beginning(control_planes, origin, identity_secret)
-        chosen = mode.value if mode is not None else None
-        await begin(name, class_name=class_name, mode=chosen, annotations=annotations)
+        mode_name = mode.value if mode is not None else None
+        await begin(name, class_name=class_name, mode=mode_name, annotations=annotations)
         print_text(f"controlplane/{name} created")
         if fake_nodes is not None:
             await control_planes.register(name, services=("controllers", "scheduler"), profile="Full")
         if not wait:
             return
         with continuing(f"{name} is still being created; follow it: kplane get {name} --watch"):
-            found = await control_planes.wait(name, timeout_seconds=timeout)
+            control_plane = await control_planes.wait(name, timeout_seconds=timeout)
             if fake_nodes is not None:
                 await control_planes.wait_for_nodes(name, fake_nodes, timeout_seconds=timeout)
-                found = await control_planes.get(name)
-        print_text(f"controlplane/{name} is {found.status.phase}")
+                control_plane = await control_planes.get(name)
+        print_text(f"controlplane/{name} is {control_plane.status.phase}")
         say(f"use it: kplane connect {name} -- kubectl get namespaces")
 
     work_on(context, work)
@@ -99,7 +99,10 @@ def create(
 async def _beginning(
     control_planes: ControlPlanes, origin: str | None, identity_secret: str | None
 ) -> Callable[..., Awaitable[ControlPlane]]:
-    """Return what creates a control plane: empty, as a clone, or from a snapshot."""
+    """Return the function that creates a control plane: empty, as a clone, or from a snapshot.
+
+    Raises Refused if `origin` and `identity_secret` do not fit together.
+    """
     from kplane.client import NoControlPlane
 
     if origin is None:
@@ -111,7 +114,7 @@ async def _beginning(
     try:
         await control_planes.get(origin)
     except NoControlPlane:
-        if any(each.name == origin for each in await control_planes.snapshots()):
+        if any(snapshot.name == origin for snapshot in await control_planes.snapshots()):
             raise Refused(
                 f"{origin} is a snapshot: give the Secret with its private key by --identity-secret"
             ) from None
@@ -120,7 +123,7 @@ async def _beginning(
 
 
 async def _ask_for_nodes(control_planes: ControlPlanes, count: int | None) -> dict[str, str]:
-    """Return the annotations that ask for fake nodes."""
+    """Return the annotations that request fake nodes. Raises Refused if the management cluster has no fake nodes."""
     from kplane.api.names import FAKE_NODES_ANNOTATION
 
     if count is None:
@@ -159,24 +162,24 @@ def delete(
         from kplane.cli.kubeconfigs import current_context, management
 
         cluster = management(context).context or current_context()
-        found = await control_planes.get(name)
-        say(await _consequences(control_planes, found))
+        control_plane = await control_planes.get(name)
+        say(await _consequences(control_planes, control_plane))
         if not yes:
             _ask_for(name)
         with continuing(f"if the deletion was asked for, it continues; see how far it is: kplane describe {name}"):
             await control_planes.delete(name, wait=wait, timeout_seconds=timeout)
-        forget(found.metadata.uid or "")
-        _remove_contexts(found, cluster=cluster, is_gone=wait)
+        forget(control_plane.metadata.uid or "")
+        _remove_contexts(control_plane, cluster=cluster, is_gone=wait)
         print_text(f"controlplane/{name} deleted" if wait else f"controlplane/{name} is being deleted")
-        if found.spec.endpoint_ref is not None:
-            endpoint = found.spec.endpoint_ref.name
+        if control_plane.spec.endpoint_ref is not None:
+            endpoint = control_plane.spec.endpoint_ref.name
             say(f"the endpoint stays, with the credentials: kubectl delete controlplaneendpoint {endpoint}")
 
     work_on(context, work)
 
 
 def _remove_contexts(control_plane: ControlPlane, *, cluster: str | None, is_gone: bool) -> None:
-    """Remove what leads to a deleted control plane from the user's kubeconfig. Say so, also if that fails."""
+    """Remove the contexts of a deleted control plane from the user's kubeconfig, and report that or the failure."""
     from kplane.cli.own_kubeconfig import remove_control_plane
     from kplane.provider import ProviderError
 
@@ -186,7 +189,7 @@ def _remove_contexts(control_plane: ControlPlane, *, cluster: str | None, is_gon
     except (OSError, ProviderError, Refused) as error:
         say(f"warning: the context of {name} stays in your kubeconfig: {error}")
         return
-    # A deletion is final, but it may wait for something that a person has to look at.
+    # A deletion is final, but it may be blocked until a person intervenes.
     back = "" if is_gone else f"; until the end of the deletion, get it back: kplane kubeconfig {name} --merge"
     if removed:
         say(f"context {', '.join(removed)} is removed from your kubeconfig{back}")
@@ -196,24 +199,26 @@ async def _consequences(control_planes: ControlPlanes, control_plane: ControlPla
     from kplane.api import DeletionPolicy
     from kplane.api.names import management_namespace
 
-    # The spec first: the status may be older than an edit of it.
+    # The spec takes precedence, because the status may be older than the last edit of the spec.
     policy = control_plane.spec.deletion_policy or control_plane.status.deletion_policy or DeletionPolicy.RETAIN
     name, storage = control_plane.name, control_plane.status.storage
     if control_plane.spec.endpoint_ref is not None:
         return f"{name} is an API server that kplane does not run: it stays, and kplane's access to it ends."
     size = f" (about {_rounded(storage.keys)} keys)" if storage is not None and storage.keys else ""
     if policy is DeletionPolicy.RETAIN:
-        kept_by = management_namespace(name)
-        return f"The API of {name} ends. Its data{size} stay, and its keys in namespace {kept_by}: policy Retain."
-    kept = [each.name for each in await control_planes.snapshots(name) if each.status.phase == "Completed"]
-    rest = f" Snapshots stay: {', '.join(kept)}." if kept else " There is no snapshot of it."
+        namespace = management_namespace(name)
+        return f"The API of {name} ends. Its data{size} stay, and its keys in namespace {namespace}: policy Retain."
+    snapshots = [
+        snapshot.name for snapshot in await control_planes.snapshots(name) if snapshot.status.phase == "Completed"
+    ]
+    rest = f" Snapshots stay: {', '.join(snapshots)}." if snapshots else " There is no snapshot of it."
     return f"The API of {name} ends, and all its data{size} and keys are destroyed for good: policy Destroy.{rest}"
 
 
 def _rounded(keys: int) -> int:
-    """Round up to a number of one digit and zeros.
+    """Round up to a number with a single digit other than zero.
 
-    The operator measures every ten minutes and writes down large changes only, so further digits are wrong.
+    The operator measures every ten minutes and records only large changes, so further digits are wrong.
     """
     unit: int = 10 ** (len(str(keys)) - 1)
     return -(-keys // unit) * unit
@@ -249,12 +254,12 @@ def get(
     """Show one control plane; with --watch, each of its changes."""
 
     async def work(control_planes: ControlPlanes) -> None:
-        found = await control_planes.get(name)
-        _show([found], output=output, single=True)
+        control_plane = await control_planes.get(name)
+        _show([control_plane], output=output, single=True)
         if not watch:
             return
         async for change in control_planes.watch(name):
-            if change.object.metadata.resource_version != found.metadata.resource_version:
+            if change.object.metadata.resource_version != control_plane.metadata.resource_version:
                 _show([change.object], output=output, single=True)
 
     work_on(context, work)
@@ -280,9 +285,9 @@ def _show(found: Sequence[ControlPlane], *, output: Format, single: bool = False
     from kplane.cli.output import age, print_objects, print_table
 
     if output not in {Format.TABLE, Format.WIDE}:
-        objects = [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in found]
+        objects = [control_plane.model_dump(mode="json", by_alias=True, exclude_none=True) for control_plane in found]
         kind = {"apiVersion": found[0].resource.api_version, "kind": "ControlPlane"} if found else {}
-        print_objects("controlplane", [kind | each for each in objects], form=output, single=single)
+        print_objects("controlplane", [kind | control_plane for control_plane in objects], form=output, single=single)
         return
     if not found:
         say("there is no control plane; create one: kplane create NAME")
@@ -290,13 +295,16 @@ def _show(found: Sequence[ControlPlane], *, output: Format, single: bool = False
     heads = ["NAME", "MODE", "PHASE", "READY", "AGE"]
     wide = ["CLASS", "VERSION", "MIGRATION", "ENDPOINT"] if output is Format.WIDE else []
     rows = []
-    for each in found:
-        status, condition = each.status, find_condition(each.status.conditions, READY)
-        row: list[object] = [each.name, each.spec.mode, status.phase]
-        row += [condition.status if condition is not None else None, age(each.metadata.creation_timestamp)]
+    for control_plane in found:
+        status, condition = control_plane.status, find_condition(control_plane.status.conditions, READY)
+        row: list[object] = [control_plane.name, control_plane.spec.mode, status.phase]
+        row += [condition.status if condition is not None else None, age(control_plane.metadata.creation_timestamp)]
         if wide:
             moving = status.migration.step if status.migration is not None else None
-            row += [each.spec.class_ref.name if each.spec.class_ref is not None else None, status.version]
+            row += [
+                control_plane.spec.class_ref.name if control_plane.spec.class_ref is not None else None,
+                status.version,
+            ]
             row += [moving, status.endpoint]
         rows.append(row)
     print_table(heads + wide, rows)

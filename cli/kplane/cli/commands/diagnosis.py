@@ -1,4 +1,4 @@
-"""Find out what is wrong, and collect what others need to find out."""
+"""Commands that diagnose problems, and collect data for support."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def doctor(
 
 def _print(examination: Examination) -> None:
     for _, finding in examination.findings:
-        # A message with a line feed would look like a finding, with a command.
+        # A line feed in a message could fake a finding with a command.
         problem = printable(f"{finding.severity}: {finding.object}: {finding.problem}")
         print_text(problem, highlighted=finding.severity)
         print_text(printable(f"  {finding.command}"))
@@ -90,9 +90,9 @@ def support_bundle(
         from kplane.cli.bundle import collect
         from kplane.cli.kubeconfigs import management
 
-        chosen = file or Path(f"kplane-support-{datetime.now(UTC):%Y%m%d%H%M%S}.tar.gz")
+        path = file or Path(f"kplane-support-{datetime.now(UTC):%Y%m%d%H%M%S}.tar.gz")
         bundle = await collect(control_planes.client, cluster=management(context), report=say)
-        bundle.write(chosen)
-        print_text(str(chosen))
+        bundle.write(path)
+        print_text(str(path))
 
     work_on(context, work)

@@ -1,4 +1,4 @@
-"""The names that the commands have in the Go project kplane. They are hidden, and work."""
+"""Hidden commands with the names of the Go project kplane."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _CREATE_CLUSTER = "create-cluster"
 
 
 def translated(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with `create cluster NAME` and `get clusters` as commands of one word.
+    """Return the arguments with `create cluster NAME` and `get clusters` as commands of a single word.
 
-    `kplane create cluster` stays: it creates a control plane of that name.
+    `kplane create cluster` stays, because it creates a control plane named `cluster`.
     """
     match list(arguments):
         case ["create", "cluster", *rest] if _has_name(rest):
@@ -31,12 +31,12 @@ def translated(arguments: Sequence[str]) -> list[str]:
             return [_CREATE_CLUSTER, *rest]
         case ["get", "clusters", *rest]:
             return ["list", *rest]
-        case found:
-            return found
+        case others:
+            return others
 
 
 def _has_name(rest: Sequence[str]) -> bool:
-    """Whether these arguments of `kplane create` have a word besides the options and their values."""
+    """Whether these arguments of `kplane create` have a word besides options and their values."""
     group = typer.main.get_group(control_planes.app)
     valued = {
         name

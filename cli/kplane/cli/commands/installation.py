@@ -1,4 +1,4 @@
-"""Install kplane on a cluster, and upgrade it."""
+"""Commands that install kplane on a cluster, and upgrade it."""
 
 from __future__ import annotations
 
@@ -71,6 +71,6 @@ def upgrade(
 
 def _options(values: list[Path] | None, assigned: list[str] | None, *, wait: bool, timeout: int) -> list[str]:
     """Return the options of helm."""
-    files = [option for each in values or [] for option in ("--values", str(each))]
-    settings = [option for each in assigned or [] for option in ("--set", each)]
+    files = [option for value in values or [] for option in ("--values", str(value))]
+    settings = [option for value in assigned or [] for option in ("--set", value)]
     return [*files, *settings, "--timeout", f"{timeout}s", *(["--wait"] if wait else [])]

@@ -1,4 +1,4 @@
-"""Look at what happens in control planes: Events, logs, and what each of them takes."""
+"""Commands that observe control planes: Events, logs and resource usage."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def events(
             if output in {Format.TABLE, Format.WIDE}:
                 print_row(_EVENT_HEADS, widths=_EVENT_WIDTHS)
             async with contextlib.aclosing(control_planes.follow_events(name)) as following:
-                async for each in following:
-                    _show_event(each, output=output)
+                async for event in following:
+                    _show_event(event, output=output)
             return
-        found = await control_planes.events(name)
+        entries = await control_planes.events(name)
         if output not in {Format.TABLE, Format.WIDE}:
             from kplane.cli.output import print_objects
 
-            print_objects("event", [dict(each.raw) for each in found], form=output)
-        elif found:
-            print_table(_EVENT_HEADS, [_event_row(each) for each in found])
+            print_objects("event", [dict(event.raw) for event in entries], form=output)
+        elif entries:
+            print_table(_EVENT_HEADS, [_event_row(event) for event in entries])
         else:
             say(f"there are no Events of {name}; the API server keeps them for an hour")
 
@@ -99,14 +99,14 @@ def logs(
         from kplane.cli.programs import find_programs
 
         programs = await find_programs(control_planes.client)
-        found = await find_logs(control_planes, programs, name, of=of)
-        for note in dict.fromkeys(each.note for each in found if each.note):
+        sources = await find_logs(control_planes, programs, name, of=of)
+        for note in dict.fromkeys(source.note for source in sources if source.note):
             say(note)
-        silence = next((each.silence for each in found if each.silence), "")
-        # A log that is followed has no end at which nothing was found.
+        silence = next((source.silence for source in sources if source.silence), "")
+        # A followed log has no end, so a timer reports that the log is empty.
         reminder = asyncio.get_running_loop().call_later(_SILENCE_SECONDS, say, silence) if silence and follow else None
         is_silent = True
-        async with contextlib.aclosing(merged(found, last=tail, follow=follow)) as lines:
+        async with contextlib.aclosing(merged(sources, last=tail, follow=follow)) as lines:
             async for line in lines:
                 is_silent = False
                 if reminder is not None:
@@ -147,7 +147,7 @@ def top(
 
 
 async def _programs(control_planes: ControlPlanes) -> Programs | None:
-    """Find the programs of kplane; a user who may not look for them sees the rest."""
+    """Return the programs of kplane; None, with a warning, for a user who may not list them."""
     from kplane.cli.programs import find_programs
     from kplane.provider.errors import Forbidden
 

@@ -1,4 +1,4 @@
-"""Change what a control plane does: move, sleep, wake, pause, rotate, register."""
+"""Commands that change control planes: move, sleep, wake, pause, rotate, register."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ def move(
         from kplane.client import arrived, moved
         from kplane.client.moves import former_home
 
-        found = await control_planes.get(name)
+        control_plane = await control_planes.get(name)
         if to is not None:
             mode = ControlPlaneMode(to)
-            if found.home.mode == mode and found.spec.mode == mode:
+            if control_plane.home.mode == mode and control_plane.spec.mode == mode:
                 say(f"{name} is {mode} already")
                 return
             await control_planes.move(name, mode=mode, plan=plan)
             settled = moved(mode)
         else:
-            asked = await (control_planes.abort_move(name) if abort else control_planes.roll_back(name))
-            settled = arrived(asked.home if abort else former_home(asked))
+            updated = await (control_planes.abort_move(name) if abort else control_planes.roll_back(name))
+            settled = arrived(updated.home if abort else former_home(updated))
         if plan:
             planned = await control_planes.wait(name, _is_planned, timeout_seconds=min(timeout, 120.0))
             _print_lease_guards(planned)
@@ -74,11 +74,11 @@ def move(
             print_text(f"controlplane/{name} begins to move" if not abort else f"controlplane/{name} is to stay")
             return
         with continuing(f"the move of {name} continues; see how far it is: kplane describe {name}"):
-            done = await _wait_for_move(control_planes, name, settled, timeout_seconds=timeout)
-        moving = done.status.migration
-        held = moving.hold_milliseconds if moving is not None and not abort else None
-        waited = f"; writes waited for {held} ms" if held is not None else ""
-        print_text(f"controlplane/{name} is {done.home.mode}{waited}")
+            result = await _wait_for_move(control_planes, name, settled, timeout_seconds=timeout)
+        migration = result.status.migration
+        hold = migration.hold_milliseconds if migration is not None and not abort else None
+        waited = f"; writes waited for {hold} ms" if hold is not None else ""
+        print_text(f"controlplane/{name} is {result.home.mode}{waited}")
 
     work_on(context, work)
 
@@ -86,7 +86,7 @@ def move(
 async def _wait_for_move(
     control_planes: ControlPlanes, name: str, settled: Settled, *, timeout_seconds: float
 ) -> ControlPlane:
-    """Wait until a move has settled, and say how far it is. Raises Refused if something stands in its way."""
+    """Wait until a move has settled, and print its progress. Raises Refused if the operator reports blockers."""
     import contextlib
 
     from kplane.client import NotSettled
@@ -97,53 +97,53 @@ async def _wait_for_move(
         nonlocal step
         if settled(each):
             return True
-        moving, told = each.status.migration, _progress(each)
-        if told and told != step:
-            step = told
-            say(f"{name}: {told}")
-        plan = _plan_of(each) if _is_planned(each) and (moving is None or moving.step is None) else None
+        migration, progress = each.status.migration, _progress(each)
+        if progress and progress != step:
+            step = progress
+            say(f"{name}: {progress}")
+        plan = _plan_of(each) if _is_planned(each) and (migration is None or migration.step is None) else None
         if plan is not None and plan.blockers:
             why = "; ".join(f"{blocker.message} ({blocker.reason})" for blocker in plan.blockers)
             raise Refused(f"{name} does not move yet: {why}; give it up by `kplane move {name} --abort`")
         return False
 
-    done = await control_planes.wait(name, is_there, timeout_seconds=timeout_seconds)
-    # The operator says how long writes waited a moment after the change of the address.
+    control_plane = await control_planes.wait(name, is_there, timeout_seconds=timeout_seconds)
+    # The operator reports how long writes waited, a moment after the change of the address.
     with contextlib.suppress(NotSettled):
-        done = await control_planes.wait(name, _is_told, timeout_seconds=_HOLD_SECONDS)
-    return done
+        control_plane = await control_planes.wait(name, _is_told, timeout_seconds=_HOLD_SECONDS)
+    return control_plane
 
 
 def _progress(control_plane: ControlPlane) -> str:
-    """Return the step of a migration; after the cut, what the next one waits for."""
-    moving = control_plane.status.migration
-    if moving is None or moving.step is None:
+    """Return the step of a migration; after the cut, the operator's message about the next step."""
+    migration = control_plane.status.migration
+    if migration is None or migration.step is None:
         return ""
-    if moving.step.is_cut:
-        return moving.message or ""
-    return f"{moving.step} {moving.percent} %"
+    if migration.step.is_cut:
+        return migration.message or ""
+    return f"{migration.step} {migration.percent} %"
 
 
 def _is_planned(control_plane: ControlPlane) -> bool:
-    """Whether the operator has answered what the spec asks for now."""
+    """Whether the operator has planned the migration of the present generation of the spec."""
     status = control_plane.status
     return _plan_of(control_plane) is not None and status.observed_generation == control_plane.metadata.generation
 
 
 def _plan_of(control_plane: ControlPlane) -> MigrationPlan | None:
-    moving = control_plane.status.migration
-    return moving.plan if moving is not None else None
+    migration = control_plane.status.migration
+    return migration.plan if migration is not None else None
 
 
 def _is_told(control_plane: ControlPlane) -> bool:
-    """Whether it says how long writes waited, or never will: an aborted move changed no address."""
-    moving = control_plane.status.migration
-    is_cut = moving is not None and moving.step is not None and moving.step.is_cut
-    return moving is None or not is_cut or moving.hold_milliseconds is not None
+    """Whether the status has the time that writes waited, or never will, because an aborted move has no cut."""
+    migration = control_plane.status.migration
+    is_cut = migration is not None and migration.step is not None and migration.step.is_cut
+    return migration is None or not is_cut or migration.hold_milliseconds is not None
 
 
 def _print_lease_guards(control_plane: ControlPlane) -> None:
-    """Print which webhooks the Leases of controllers wait for: a move ends the controllers and starts others."""
+    """Warn about webhooks that apply to the Leases of controllers, because a move ends and starts the controllers."""
     from kplane.api import find_condition
     from kplane.api.conditions import LEASES_UNGUARDED
 
@@ -157,8 +157,8 @@ def _print_plan(plan: MigrationPlan | None) -> None:
         return
     hold = f", writes wait about {plan.hold_milliseconds} ms" if plan.hold_milliseconds is not None else ""
     print_text(f"{plan.keys} keys, {plan.bytes >> 10} KiB, about {plan.seconds} s{hold}")
-    for each in plan.blockers:
-        print_text(printable(f"blocked: {each.message} ({each.reason})"))
+    for blocker in plan.blockers:
+        print_text(printable(f"blocked: {blocker.message} ({blocker.reason})"))
     if plan.blockers:
         raise typer.Exit(1)
 
@@ -180,7 +180,7 @@ def wake(
 
 
 def _turn(context: str | None, name: str, *, to_sleep: bool, timeout: float | None) -> None:
-    """Have a control plane sleep or wake, and wait for that; without a `timeout`, only ask for it."""
+    """Request that a control plane sleeps or wakes, and wait until it does; without `timeout`, do not wait."""
 
     async def work(control_planes: ControlPlanes) -> None:
         from kplane.api import ControlPlaneMode
@@ -198,8 +198,8 @@ def _turn(context: str | None, name: str, *, to_sleep: bool, timeout: float | No
                 await control_planes.wake(name)
                 if timeout is not None:
                     await control_planes.wait(name, awake, timeout_seconds=timeout)
-        done, asked = ("sleeps", "is to sleep") if to_sleep else ("is awake", "is to wake")
-        print_text(f"controlplane/{name} {done if timeout is not None else asked}")
+        result, request = ("sleeps", "is to sleep") if to_sleep else ("is awake", "is to wake")
+        print_text(f"controlplane/{name} {result if timeout is not None else request}")
 
     work_on(context, work)
 

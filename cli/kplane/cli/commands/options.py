@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have."""
+"""Arguments and options of several commands."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["ContextOption", "Mode", "NameArgument", "OutputOption", "TimeoutOpti
 
 
 class Mode(StrEnum):
-    """The values of `--mode`."""
+    """Values of `--mode`."""
 
     VIRTUAL = "Virtual"
     DEDICATED = "Dedicated"
 
 
 def _names(incomplete: str) -> list[str]:
-    """Complete the names of control planes. A shell shows nothing if the cluster does not answer soon."""
+    """Return the names of control planes for completion; empty if the cluster does not answer within 2 seconds."""
     import asyncio
 
     from kplane.cli.kubeconfigs import management
@@ -31,7 +31,11 @@ def _names(incomplete: str) -> list[str]:
         cluster = management(None)
         config = ClusterConfig.default(context=cluster.context, environment=cluster.environment)
         async with asyncio.timeout(2.0), ControlPlanes.connect(config) as control_planes:
-            return [each.name for each in await control_planes.list() if each.name.startswith(incomplete)]
+            return [
+                control_plane.name
+                for control_plane in await control_planes.list()
+                if control_plane.name.startswith(incomplete)
+            ]
 
     try:
         return asyncio.run(found())

@@ -1,4 +1,4 @@
-"""Run kplane on this machine, and say what it is."""
+"""Commands that run kplane on this machine, and print its version."""
 
 from __future__ import annotations
 

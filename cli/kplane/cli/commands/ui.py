@@ -1,4 +1,4 @@
-"""Look at the control planes in a browser."""
+"""Command that shows the control planes in a browser."""
 
 from __future__ import annotations
 

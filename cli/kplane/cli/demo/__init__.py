@@ -1,1 +1,1 @@
-"""The demo: starts the whole suite on this machine, verifies each step, and ends everything."""
+"""Demo: starts the whole suite on this machine, verifies each step, and stops all processes."""

@@ -1,4 +1,4 @@
-"""Calls APIs in turn while something else happens, and counts their answers."""
+"""Caller of APIs: sends requests during an outage, and counts answers and errors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["Caller"]
 
 _PATH: Final = "/api/v1/namespaces"
 _PAUSE_SECONDS: Final = 0.05
-"""Between two requests to one API. Without it, the requests would take the processor from what starts meanwhile."""
+"""Time between two requests to an API. Without it, the requests would take the CPU from programs that start."""
 _SHOWN: Final = 3
-"""Of the failed requests, how many the error names."""
+"""Number of failed requests in the error message."""
 
 
 class Caller:
-    """Lists the namespaces of control planes again and again, each request once."""
+    """Lists the namespaces of control planes repeatedly, without retries."""
 
     def __init__(self, configs: Iterable[ClusterConfig]) -> None:
         """Call the servers of these configurations."""
@@ -36,7 +36,7 @@ class Caller:
 
     @contextlib.asynccontextmanager
     async def calling(self) -> AsyncIterator[None]:
-        """Call all servers while the block runs, each at least once."""
+        """Call all servers inside the block, each server at least once."""
         ended = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             for config in self._configs:
@@ -47,7 +47,7 @@ class Caller:
                 ended.set()
 
     def verify(self) -> None:
-        """Raise `DemoFailed` if a request got no answer."""
+        """Raise `DemoFailed` if a request failed."""
         if self.errors:
             raise DemoFailed(
                 f"failed to get an answer to each request: {len(self.errors)} of {self.answered + len(self.errors)} "

@@ -1,4 +1,4 @@
-"""The context of a demo in the user's kubeconfig, and what to type with it."""
+"""Context of a demo in the user's kubeconfig, and the next commands for the user."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from kplane.embedded.handle import Handle
 __all__ = ["CONTEXT", "enter", "home_relative", "leave", "next_commands"]
 
 CONTEXT: Final = "kplane.demo"
-"""No context of a control plane: these are named `kplane-NAME`."""
+"""Name of the context. No context of a control plane has this name, because these are named `kplane-NAME`."""
 _FORMER: Final = "former-context"
 
 
 def enter(handle: Handle) -> None:
-    """Make the demo's context the current one, and remember the former."""
+    """Make the demo's context the current context, and save the name of the former context."""
     former = current_context()
     remembered = "" if former in {None, CONTEXT} else str(former)
     added = administrator_context(handle.admin_kubeconfig, name=CONTEXT)
@@ -30,9 +30,9 @@ def enter(handle: Handle) -> None:
 
 
 def leave(directory: Path) -> None:
-    """Undo `enter`; without it, do nothing.
+    """Undo `enter`; do nothing without an `enter` before.
 
-    A context that was chosen meanwhile stays the current one, and that of a demo in another directory stays.
+    The current context stays if the user has changed it since. The context of a demo in another directory stays too.
     """
     try:
         former, _, server = (directory / _FORMER).read_text().partition("\n")
@@ -46,26 +46,26 @@ def leave(directory: Path) -> None:
 
 
 def next_commands(handle: Handle, *, shown: tuple[str, ...], connect: str, entered: bool) -> tuple[str, ...]:
-    """Return commands that work as they are in the user's shell, `entered` or not."""
+    """Return commands that the user can run unchanged in a shell, whether `enter` succeeded or not."""
     kubectl = "kubectl" if shutil.which("kubectl") else home_relative(handle.kubectl_program)
     kplane = "kplane" if shutil.which("kplane") else _from_here(Path(sys.executable).parent / "kplane")
     default = handle.directory == default_directory()
     kubeconfig = home_relative(handle.admin_kubeconfig)
-    chosen = f"--context {CONTEXT}" if entered else f"--kubeconfig {kubeconfig}"
+    option = f"--context {CONTEXT}" if entered else f"--kubeconfig {kubeconfig}"
     return (
-        f"{kubectl} {chosen} get controlplanes {' '.join(shown)}",
+        f"{kubectl} {option} get controlplanes {' '.join(shown)}",
         ("" if entered else f"KUBECONFIG={kubeconfig} ") + f"{kplane} connect {connect} -- kubectl get namespaces",
         f"{kplane} demo-down" + ("" if default else f" --directory {handle.directory}") + "   # ends it",
     )
 
 
 def home_relative(path: Path) -> str:
-    """Return a path as a shell reads it, short if it is below the home directory."""
+    """Return a path for a shell, with `~` if it is below the home directory."""
     home = Path.home()
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
 def _from_here(path: Path) -> str:
-    """Return the shortest way to a program from the working directory."""
+    """Return the path of a program, relative if it is below the working directory."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

@@ -1,4 +1,4 @@
-"""Shows the demo: a spinner on a terminal while a step runs, and one line with its time when it was verified."""
+"""Display of the demo: a spinner on a terminal during a step, and a line with the time of each finished step."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from kplane.cli.printable import printable
 __all__ = ["Display", "Proof"]
 
 _WIDTH: Final = 88
-"""Of a line without its time, so that the times stand below each other."""
+"""Width of a line without its time, so that the times are aligned."""
 _INDENT: Final = " " * 7
-"""As far as the sentence of a step."""
+"""Indent of details below the sentence of a step."""
 
 
 class Proof:
-    """Holds what a step has shown: one sentence, and lines with more."""
+    """Result of a step: a sentence and further lines."""
 
     def __init__(self, title: str) -> None:
-        """Begin with the title of the step, which stays if the step says no more."""
+        """Begin with the title of the step, which is shown unless the step replaces it."""
         self.sentence = title
         self.details: tuple[str, ...] = ()
 
     def show(self, sentence: str, *details: str) -> None:
-        """Replace what was shown before."""
+        """Set the sentence and the further lines."""
         self.sentence, self.details = sentence, details
 
 
 class Display:
-    """Prints numbered steps, what each has shown, and its duration."""
+    """Prints numbered steps, their results and their durations."""
 
     def __init__(self, console: Console, *, steps: int) -> None:
-        """Take the number of steps to come."""
+        """`steps` is the number of all steps."""
         self._console = console
         self._steps = steps
         self._number = 0
@@ -47,12 +47,12 @@ class Display:
 
     @property
     def seconds(self) -> float:
-        """How long ago the first step could begin."""
+        """Seconds since the display was created."""
         return time.monotonic() - self._begun
 
     @contextlib.contextmanager
     def step(self, title: str) -> Iterator[Proof]:
-        """Show the title while a step runs on a terminal, and its proof when it has ended."""
+        """Show the title during a step on a terminal, and the result after it."""
         self._number += 1
         number, proof, begun = f"{self._number}/{self._steps}", Proof(title), time.monotonic()
         try:
@@ -66,12 +66,12 @@ class Display:
             self.note(detail)
 
     def note(self, text: str, *, style: str = "dim") -> None:
-        """Print more about a step."""
+        """Print further lines about a step, indented."""
         for line in text.splitlines():
             self.line(f"{_INDENT}{line}", style=style)
 
     def line(self, text: str = "", *, style: str = "") -> None:
-        """Print a line unchanged."""
+        """Print a line without markup."""
         self._console.print(printable(text), style=style, markup=False, highlight=False, soft_wrap=True)
 
     def _running(self, label: str) -> contextlib.AbstractContextManager[Status | None]:

@@ -1,4 +1,4 @@
-"""Ends a demo. Imports nothing of the steps, so it works if they do not."""
+"""End of a demo. The module imports no steps, so it works even if their imports fail."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["end_demo"]
 
 
 def end_demo(directory: Path) -> int:
-    """End the demo in the directory, remove the directory and the context, and return the exit status."""
+    """Stop the demo in the directory, remove directory and context, and return the exit status."""
     display = Display(Console(), steps=1)
     directory = directory.absolute()
     if not directory.exists():
@@ -37,7 +37,7 @@ def end_demo(directory: Path) -> int:
 
 
 def _leave_context(directory: Path) -> tuple[str, ...]:
-    """Leave the demo's context; return what to do by hand if that fails."""
+    """Leave the demo's context. If that fails, return the command for the user."""
     try:
         context.leave(directory)
     except (CliError, ProviderError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Finds mcm and the instance of a registration in the process table, independently of mcm's report."""
+"""Process IDs of mcm and of its instances, from the process table, independently of mcm's report."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["instance_of", "instances", "mcm_process"]
 
 
 async def instance_of(handle: Handle, registration: str) -> int | None:
-    """Find the process of a registration's instance; None if there is none."""
-    found = find_processes(handle.mcm_directory / component_name(registration))
-    return found[0] if found else None
+    """Return the process ID of a registration's instance; None if no process runs."""
+    pids = find_processes(handle.mcm_directory / component_name(registration))
+    return pids[0] if pids else None
 
 
 async def instances(handle: Handle) -> list[int]:
-    """Find the processes of all instances."""
+    """Return the process IDs of all instances."""
     return find_processes(handle.mcm_directory)
 
 
 def mcm_process(handle: Handle) -> int:
-    """Find the process of mcm. Raises `DemoFailed` if it does not run."""
-    found = find_processes(handle.directory / "runtime" / components.MCM)
-    if not found:
+    """Return the process ID of mcm. Raises `DemoFailed` if mcm does not run."""
+    pids = find_processes(handle.directory / "runtime" / components.MCM)
+    if not pids:
         raise DemoFailed(f"failed to find the process of mcm; see its log below {handle.directory / 'runtime'}")
-    return found[0]
+    return pids[0]

@@ -1,4 +1,4 @@
-"""Writes into a control plane without retries, and checks that each acknowledged write is there."""
+"""Ledger of writes: writes to a control plane without retries, and verifies that each acknowledged write persists."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = ["Ledger"]
 _OBJECTS: Final = "/api/v1/namespaces/default/configmaps"
 _WRITERS: Final = 4
 _PAUSE_SECONDS: Final = 0.03
-"""Between two writes of one writer. Without it, the writers would take the processor from what they watch."""
+"""Time between two writes of a writer. Without it, the writers would take the CPU from the control plane."""
 _SHOWN: Final = 3
-"""Of the writes that were lost or failed, how many the error names."""
+"""Number of lost or failed writes in the error message."""
 _MERGE: Final = {"Content-Type": "application/merge-patch+json"}
 
 
 class Ledger:
-    """Creates and patches ConfigMaps. Holds uid and value of each as the last acknowledged write left them."""
+    """Creates and patches ConfigMaps. Keeps uid and value of each as of the last acknowledged write."""
 
     def __init__(self, config: ClusterConfig) -> None:
         """Write to the server of `config` with its credentials."""
         self.acknowledged = 0
-        """Writes since `writing` began."""
+        """Acknowledged writes since `writing` began."""
         self.slowest_seconds = 0.0
         self.errors: list[str] = []
         self._server = config.server
@@ -51,12 +51,12 @@ class Ledger:
         await self._session.close()
 
     async def fill(self, objects: int) -> None:
-        """Write at least so many objects, as fast as the server answers."""
+        """Write at least this number of objects, as fast as the server answers."""
         await self._write(lambda: len(self._entries) + len(self.errors) >= objects, pause_seconds=0.0)
 
     @contextlib.asynccontextmanager
     async def writing(self) -> AsyncIterator[None]:
-        """Write while the block runs. Each writer begins its last write after the end of the block."""
+        """Write inside the block. Each writer begins its last write after the end of the block."""
         self.acknowledged, self.slowest_seconds = 0, 0.0
         ended = asyncio.Event()
         async with asyncio.TaskGroup() as group:
@@ -67,15 +67,15 @@ class Ledger:
                 ended.set()
 
     async def verify(self, name: str) -> None:
-        """Compare all objects with the ledger. Raise `DemoFailed` if a write was lost or got an error.
+        """Compare all objects with the ledger. Raises `DemoFailed` if a write was lost or failed.
 
-        `name` is that of the control plane, for the error.
+        `name` is the name of the control plane, for the error message.
         """
-        found = await self._read()
+        objects = await self._read()
         lost = [
-            f"{each} is {found.get(each)}, not {entry}"
-            for each, entry in self._entries.items()
-            if found.get(each) != entry
+            f"{key} is {objects.get(key)}, not {entry}"
+            for key, entry in self._entries.items()
+            if objects.get(key) != entry
         ]
         if lost:
             raise DemoFailed(
@@ -104,7 +104,7 @@ class Ledger:
                 await self._change("PATCH", f"{_OBJECTS}/{name}", name, value="patched")
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 self.errors.append(f"{name}: {type(error).__name__}: {error}")
-                # It may have taken effect or not, so the object can be either.
+                # The failed write may have taken effect or not, so the ledger cannot know the object.
                 self._entries.pop(name, None)
             await asyncio.sleep(pause_seconds)
 
@@ -120,8 +120,8 @@ class Ledger:
     async def _read(self) -> dict[str, tuple[str, str]]:
         items = (await self._send("GET", _OBJECTS))["items"]
         return {
-            each["metadata"]["name"]: (each["metadata"]["uid"], (each.get("data") or {}).get("value", ""))
-            for each in items
+            item["metadata"]["name"]: (item["metadata"]["uid"], (item.get("data") or {}).get("value", ""))
+            for item in items
         }
 
     async def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -129,5 +129,5 @@ class Ledger:
         async with self._session.request(method, f"{self._server}{path}", json=body, headers=headers) as answer:
             if answer.status >= HTTPStatus.BAD_REQUEST:
                 raise aiohttp.ClientError(f"{method} {path}: {answer.status} {await answer.text()}")
-            found: dict[str, Any] = await answer.json()
-            return found
+            content: dict[str, Any] = await answer.json()
+            return content

@@ -1,4 +1,4 @@
-"""Two versions of one CRD. One cluster has room for one of them, as a CRD has one name there."""
+"""Two versions of the same CRD. A single cluster can have only one of them, because the CRDs have equal names."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _NUMBER: Final = {"type": "integer", "minimum": 1}
 
 @dataclass(frozen=True, slots=True)
 class OrderVersion:
-    """One version of the kind Order, with its schema and an example that only this schema accepts."""
+    """Version of the kind Order, with its schema and an example that only this schema accepts."""
 
     version: str
     properties: Mapping[str, Any]
-    """The schema of `spec`. All of its fields are required."""
+    """Schema of `spec`; all fields are required."""
     example: Mapping[str, Any]
-    """The `spec` of an object."""
+    """`spec` of an object."""
 
     crd = f"{_PLURAL}.{_GROUP}"
-    """The name of the CRD, the same for all versions."""
+    """Name of the CRD, equal for all versions."""
 
     @property
     def api_version(self) -> str:
-        """Return group and version, as an object names them."""
+        """`apiVersion` of objects."""
         return f"{_GROUP}/{self.version}"
 
     def definition(self) -> str:

@@ -1,4 +1,4 @@
-"""Runs the demo, and leaves it running or, with `--clean`, ends it."""
+"""Run of the demo: leaves the demo running or, with `--clean`, stops it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from kplane.workloads import WorkloadsError, find_processes
 __all__ = ["run_demo"]
 
 _BEFORE: Final = 2
-"""Steps before those of `STEPS`."""
+"""Number of steps before `STEPS`."""
 _READY_SECONDS: Final = 240.0
 _TAIL_LINES: Final = 12
 _ERRORS: Final = (
@@ -48,14 +48,14 @@ _ERRORS: Final = (
 
 
 def run_demo(directory: Path, *, clean: bool, count: int) -> int:
-    """Run the demo with `count` control planes, and return the exit status: 0 only if each step was verified."""
+    """Run the demo with `count` control planes. Return the exit status: 0 only if each step was verified."""
     _handle_signals()
     display = Display(Console(), steps=_BEFORE + len(STEPS) + clean)
     directory = directory.absolute()
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         try:
-            held.enter_context(site.hold(directory))
-            # An earlier demo may have crashed, and what it remembers of the user's context is about to be deleted.
+            stack.enter_context(site.hold(directory))
+            # A crashed demo may have left its context. Its notes about the user's former context are deleted next.
             context.leave(directory)
             site.empty(directory)
         except _ERRORS as error:
@@ -70,14 +70,14 @@ def run_demo(directory: Path, *, clean: bool, count: int) -> int:
 
 
 def _handle_signals() -> None:
-    """Have SIGTERM and the end of the terminal interrupt the demo. With `nohup` it outlives its terminal."""
+    """Make SIGTERM and the end of the terminal interrupt the demo. With `nohup`, the demo outlives its terminal."""
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _interrupt)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-    """Interrupt once: kernel and shell may both tell that the terminal is gone, and all processes are to end."""
+    """Raise KeyboardInterrupt once, because kernel and shell may both send SIGHUP, and the cleanup must not be cut."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
@@ -99,7 +99,7 @@ def _run(directory: Path, *, display: Display, clean: bool, count: int) -> None:
     with display.step("Find the programs of Kubernetes and etcd") as proof:
         binaries = resolve(report=display.note)
         proof.show("The unmodified programs of Kubernetes and etcd are there", _places(binaries.directories))
-    # What stays outlives this process. Any other demo ends with it, even if this process is killed.
+    # A demo without --clean outlives this process. A demo with --clean ends with it, even if this process is killed.
     daemon = Daemon(directory, binaries=binaries, bound=clean, gateway=True)
     try:
         with display.step("Start a management cluster, both operators and the gateway") as proof:
@@ -109,7 +109,7 @@ def _run(directory: Path, *, display: Display, clean: bool, count: int) -> None:
     except BaseException as error:
         try:
             if not isinstance(error, KeyboardInterrupt):
-                # Before the stop: stopping the programs adds many lines to their logs.
+                # The logs are shown before the stop, because stopping the programs adds many lines to them.
                 _show_logs(directory, display=display)
         finally:
             with contextlib.suppress(EmbeddedError):
@@ -123,7 +123,7 @@ def _run(directory: Path, *, display: Display, clean: bool, count: int) -> None:
 
 
 def _enter(handle: Handle, *, display: Display) -> bool:
-    """Enter the demo's context. What keeps it out of the user's kubeconfig does not end a verified demo."""
+    """Enter the demo's context. Return False if that fails, because a verified demo must not fail then."""
     try:
         context.enter(handle)
     except _ERRORS as error:
@@ -134,8 +134,8 @@ def _enter(handle: Handle, *, display: Display) -> bool:
 
 def _places(directories: Iterable[Path]) -> str:
     parents: dict[Path, list[str]] = {}
-    for each in directories:
-        parents.setdefault(each.parent, []).append(each.name)
+    for directory in directories:
+        parents.setdefault(directory.parent, []).append(directory.name)
     return "; ".join(f"{context.home_relative(parent)}: {', '.join(names)}" for parent, names in parents.items())
 
 
@@ -154,8 +154,8 @@ async def _verify(handle: Handle, *, count: int, display: Display) -> None:
 def _stop(daemon: Daemon, *, proof: Proof) -> None:
     pids = [daemon.pid, *find_processes(daemon.directory)]
     daemon.stop()
-    if left := sorted({pid for pid in pids if _alive(pid)} | set(find_processes(daemon.directory))):
-        raise DemoFailed(f"failed to stop the demo: processes {left} still run; end them by `kill`")
+    if survivors := sorted({pid for pid in pids if _alive(pid)} | set(find_processes(daemon.directory))):
+        raise DemoFailed(f"failed to stop the demo: processes {survivors} still run; end them by `kill`")
     shutil.rmtree(daemon.directory)
     proof.show(f"Everything has ended: {len(pids)} processes → 0, and the data are deleted")
 
@@ -165,7 +165,7 @@ def _alive(pid: int) -> bool:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
-    # A zombie has ended. Its parent, here often process 1, removes it from the table later.
+    # A zombie has ended. Its parent, here often process 1, removes it from the process table later.
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
@@ -187,7 +187,7 @@ def _show_logs(directory: Path, *, display: Display) -> None:
 
 @contextlib.contextmanager
 def _giving_up(directory: Path, *, display: Display) -> Iterator[None]:
-    """End all processes after the block, even if it fails to print. The logs stay until the next demo."""
+    """Stop all processes after the block, even if the block fails to print. The logs stay until the next demo."""
     try:
         yield
     finally:

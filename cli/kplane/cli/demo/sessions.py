@@ -1,4 +1,4 @@
-"""Opens HTTP sessions to control planes."""
+"""HTTP sessions with control planes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _ANSWER_SECONDS: Final = 60.0
 
 
 class NotAnswered(aiohttp.ClientError):
-    """The connection ended before the answer."""
+    """The connection closed before the answer."""
 
 
 def open_session(config: ClusterConfig, *, once: bool = False) -> aiohttp.ClientSession:
     """Open a session with the credentials of `config`; the caller closes it.
 
-    If a connection ends without an answer, aiohttp sends a request again unless it is POST or PATCH. With `once`, it
-    sends none again, and each has a connection of its own: a kept one may end while nothing is asked.
+    If a connection closes without an answer, aiohttp resends a request unless it is POST or PATCH. With `once`, no
+    request is resent. Each request then has a connection of its own, because an idle connection may close at any time.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(ssl=ssl_context(config), force_close=once),
@@ -33,7 +33,7 @@ def open_session(config: ClusterConfig, *, once: bool = False) -> aiohttp.Client
 
 
 async def _send_once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    """Raise another error than those after which aiohttp retries."""
+    """Send the request; if the connection closes, raise an error after which aiohttp does not resend it."""
     try:
         return await send(request)
     except aiohttp.ClientConnectorError:

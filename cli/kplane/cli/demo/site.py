@@ -1,4 +1,4 @@
-"""Holds and empties the directory of a demo, and ends what runs there. Refuses a directory with other files."""
+"""Directory of a demo: locks and empties it, and stops its processes. Refuses a directory with other files."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from kplane.embedded.errors import DirectoryInUse
 __all__ = ["default_directory", "empty", "hold", "stop"]
 
 _LOCK: Final = ".kplane-demo-lock"
-"""Held by the demo itself. The daemon holds another one, and starts later: programs may have to be downloaded first."""
+"""File that the demo locks. The daemon locks another file, later, because programs may have to be downloaded first."""
 _INTERRUPT_SECONDS: Final = 120.0
 _POLL_SECONDS: Final = 0.05
 
 
 def default_directory() -> Path:
-    """Return the directory of a demo that was started without `--directory`."""
+    """Return the directory of a demo without `--directory`."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "kplane" / "demo"
 
 
 @contextlib.contextmanager
 def hold(directory: Path) -> Iterator[None]:
-    """Hold the directory for the demo of this process, from before it is emptied, and make it if it does not exist.
+    """Lock the directory inside the block, and create it if it does not exist. Call this before `empty`.
 
-    Raises `DemoRefused` if another demo starts or runs there, or if it holds files that no demo wrote.
+    Raises `DemoRefused` if another demo starts or runs there, or if the directory has files of other programs.
     """
     _require_own(directory)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ def _require_own(directory: Path) -> None:
 
 
 def empty(directory: Path) -> None:
-    """End the processes that an earlier demo left, and remove its files. The directory must be held."""
+    """Stop the processes of an earlier demo, and remove its files. The caller must `hold` the directory."""
     end(directory)
     for path in directory.iterdir():
         if path.name in {DEMO_MARKER, _LOCK}:
@@ -75,10 +75,10 @@ def empty(directory: Path) -> None:
 
 
 def stop(directory: Path) -> list[int]:
-    """Interrupt a demo that is under way, and end its processes.
+    """Interrupt a running demo command, and stop the processes of the demo.
 
-    Returns the processes that outlived the demo's daemon. Raises `DemoRefused` if no demo wrote the directory, or if
-    a demo under way does not end, and `embedded.LeftRunning` if another process does not.
+    Return the IDs of the processes that outlived the demo's daemon. Raises `DemoRefused` if the directory has files of
+    other programs, or if a demo command does not end. Raises `embedded.LeftRunning` if another process does not end.
     """
     _require_own(directory)
     _interrupt(directory)
@@ -86,15 +86,15 @@ def stop(directory: Path) -> list[int]:
 
 
 def _interrupt(directory: Path) -> None:
-    """Interrupt a demo that is under way, and wait until it has ended its processes."""
-    deadline, asked = time.monotonic() + _INTERRUPT_SECONDS, 0
+    """Interrupt a running demo command, and wait until it has stopped its processes."""
+    deadline, interrupted = time.monotonic() + _INTERRUPT_SECONDS, 0
     while (pid := lock.holder(directory, file=_LOCK)) is not None:
         if time.monotonic() > deadline:
             raise DemoRefused(
                 f"failed to interrupt the demo in {directory}: process {pid} still runs; end it by `kill -9 {pid}`"
             )
-        if pid and pid != asked:
-            asked = pid
+        if pid and pid != interrupted:
+            interrupted = pid
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
         time.sleep(_POLL_SECONDS)

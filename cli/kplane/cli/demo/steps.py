@@ -1,4 +1,4 @@
-"""The steps of the demo. Each makes one change, verifies it and says what it has shown, or raises `DemoFailed`."""
+"""Steps of the demo. Each makes a change, verifies it and shows the result, or raises `DemoFailed`."""
 
 from __future__ import annotations
 
@@ -39,34 +39,34 @@ STAYS: Final = "acme"
 MOVED: Final = "globex"
 DESTROYED: Final = "initech"
 ASLEEP: Final = "tenant-001"
-"""One that the demo never asks, so that it sleeps in the end."""
+"""Control plane without requests in the demo, so it sleeps at the end."""
 _TENANTS: Final = (STAYS, MOVED, DESTROYED)
 _NEIGHBOUR: Final = f"{DESTROYED}-dev"
-"""Begins like the one that is deleted: a prefix without its slash would destroy both."""
+"""Name that begins with the name of the deleted control plane: a prefix without its slash would destroy both."""
 LEAST: Final = len(_TENANTS) + 2
-"""Control planes that the steps need."""
+"""Smallest number of control planes for the steps."""
 _ON_DEMAND: Final = "on-demand"
-"""The class of control planes that sleep until a request arrives."""
+"""Class of control planes that sleep until a request arrives."""
 _AT_ONCE: Final = 8
-"""Creations under way. More would only wait for the API server."""
+"""Number of concurrent creations. More creations would only wait for the API server."""
 _OBJECTS: Final = 500
-"""Written before the move, so that there are data to move."""
+"""Number of objects that are written before the move, so that there are data to move."""
 _NAMESPACE: Final = "shop"
 _REPLICAS: Final = 3
 
 
 @dataclass(slots=True)
 class Demo:
-    """Holds what the steps share."""
+    """State that the steps share."""
 
     handle: Handle
     control_planes: ControlPlanes
     count: int
-    """Control planes to create."""
+    """Number of control planes to create."""
     tenants: dict[str, Tenant] = field(default_factory=dict)
 
     async def each(self, action: Callable[[Tenant], Awaitable[None]]) -> None:
-        """Run an action for all tenants at the same time."""
+        """Run an action for all tenants concurrently."""
         async with asyncio.TaskGroup() as group:
             for name, tenant in self.tenants.items():
                 group.create_task(_awaited(action(tenant)), name=name)
@@ -74,7 +74,7 @@ class Demo:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Pairs a step with its title."""
+    """Step and its title."""
 
     title: str
     run: Callable[[Demo, Proof], Awaitable[None]]
@@ -89,7 +89,7 @@ def _examples(*names: str) -> str:
 
 
 async def create(demo: Demo, proof: Proof) -> None:
-    """Create control planes that sleep, and tell what they cost."""
+    """Create control planes that sleep, and show their cost."""
     await demo.handle.kubectl.apply(_examples("class.yaml", "on-demand.yaml"))
     names = [*_TENANTS, _NEIGHBOUR, *(f"tenant-{number:03}" for number in range(1, demo.count - LEAST + 2))]
     before = Cost.of(demo.handle)
@@ -116,18 +116,18 @@ async def create(demo: Demo, proof: Proof) -> None:
 
 
 async def _wait_asleep(demo: Demo, names: Sequence[str], *, timeout_seconds: float = 480.0) -> None:
-    waiting = set(names)
+    pending = set(names)
     try:
         async with asyncio.timeout(timeout_seconds), contextlib.aclosing(demo.control_planes.watch()) as changes:
             async for change in changes:
                 if asleep(change.object) and ready(change.object):
-                    waiting.discard(change.object.name)
-                if not waiting:
+                    pending.discard(change.object.name)
+                if not pending:
                     return
     except TimeoutError:
         raise DemoFailed(
-            f"failed to create {len(names)} control planes: {len(waiting)} are not Ready and asleep after "
-            f"{timeout_seconds:.0f} s, such as {min(waiting)}; see `kubectl describe controlplane {min(waiting)}`"
+            f"failed to create {len(names)} control planes: {len(pending)} are not Ready and asleep after "
+            f"{timeout_seconds:.0f} s, such as {min(pending)}; see `kubectl describe controlplane {min(pending)}`"
         ) from None
 
 
@@ -136,7 +136,7 @@ async def _processes(demo: Demo) -> list[int]:
 
 
 async def wake(demo: Demo, proof: Proof) -> None:
-    """Send one request to each of three control planes that sleep."""
+    """Send a request to each of three sleeping control planes."""
     demo.tenants = {name: await Tenant.open(demo.handle, demo.control_planes, name) for name in _TENANTS}
     seconds: list[float] = []
 
@@ -146,7 +146,7 @@ async def wake(demo: Demo, proof: Proof) -> None:
     await demo.each(ask)
     for name in _TENANTS:
         await demo.control_planes.wait(name, awake)
-    phases = Counter(each.status.phase for each in await demo.control_planes.list())
+    phases = Counter(control_plane.status.phase for control_plane in await demo.control_planes.list())
     sleeping, others = phases[ControlPlanePhase.HIBERNATED], demo.count - len(_TENANTS)
     if sleeping != others:
         raise DemoFailed(f"failed to wake no others than {_listed(_TENANTS)}: {sleeping} of {others} still sleep")
@@ -157,7 +157,7 @@ async def wake(demo: Demo, proof: Proof) -> None:
 
 
 async def serve_versions(demo: Demo, proof: Proof) -> None:
-    """Install two versions of one CRD in two control planes, and none in the third."""
+    """Install two versions of the same CRD in two control planes, and none in the third."""
     kinds = {STAYS: EARLIER, MOVED: LATER}
 
     async def install(tenant: Tenant) -> None:
@@ -183,7 +183,7 @@ def _required(properties: Mapping[str, object]) -> str:
 
 
 async def outlive_mcm(demo: Demo, proof: Proof) -> None:
-    """Kill mcm. Verify that APIs answer while it is away, and that controllers work when it is back."""
+    """Kill mcm. Verify that APIs answer during its absence, and that controllers work after its return."""
     for name in _TENANTS:
         await _instance(demo, name, lambda pid: pid is not None)
     caller = Caller(tenant.config for tenant in demo.tenants.values())
@@ -214,7 +214,7 @@ def _is_empty(found: Sequence[int]) -> bool:
 
 
 async def _is_ready(handle: Handle) -> bool:
-    """Ask mcm itself whether it is ready."""
+    """Return whether `/readyz` of mcm is 200."""
     timeout = aiohttp.ClientTimeout(total=5.0)
     try:
         async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{handle.mcm_url}/readyz") as answer:
@@ -224,7 +224,7 @@ async def _is_ready(handle: Handle) -> bool:
 
 
 async def destroy(demo: Demo, proof: Proof) -> None:
-    """Delete one control plane. Verify that its data are gone, and that the data of the others are unchanged."""
+    """Delete a control plane. Verify that its keys are gone, and that the keys of the others are unchanged."""
     etcd = demo.handle.tenants_etcd
     victim = demo.tenants.pop(DESTROYED)
     neighbour = (await demo.control_planes.get(_NEIGHBOUR)).status.cluster_path or _NEIGHBOUR
@@ -235,23 +235,25 @@ async def destroy(demo: Demo, proof: Proof) -> None:
             f"failed to verify the deletion of {victim.name}: /clusters/{victim.cluster_path}/ held no keys before it"
         )
     before = await _at_rest(demo, others)
-    if empty := sorted(name for name, found in before.items() if not found):
+    if empty := sorted(name for name, digests in before.items() if not digests):
         raise DemoFailed(f"failed to compare the neighbours of {victim.name}: {_listed(empty)} held no keys before")
     await demo.control_planes.delete(victim.name, wait=True, timeout_seconds=120.0)
-    if left := await count_keys(etcd, victim.cluster_path):
-        raise DemoFailed(f"failed to destroy {victim.name}: {left} of its {keys} keys are still in the shared etcd")
+    if remaining := await count_keys(etcd, victim.cluster_path):
+        raise DemoFailed(
+            f"failed to destroy {victim.name}: {remaining} of its {keys} keys are still in the shared etcd"
+        )
     for name, path in others.items():
         if changed := difference(before[name], await stored(etcd, path)):
             raise DemoFailed(f"failed to keep {name} apart: destroying {victim.name} changed keys {changed[:10]}")
-    kept = sum(len(keys) for keys in before.values())
+    total = sum(len(keys) for keys in before.values())
     proof.show(
         f"{victim.name} is deleted: {keys} keys → 0, neighbours untouched",
-        f"all {kept} keys of {_listed(list(others))} are as before (names, values, revisions)",
+        f"all {total} keys of {_listed(list(others))} are as before (names, values, revisions)",
     )
 
 
 async def _at_rest(demo: Demo, paths: Mapping[str, str]) -> dict[str, Mapping[str, str]]:
-    """Read the keys of these control planes when two readings in a row are equal."""
+    """Return the keys of these control planes after two equal readings in a row."""
     seen: list[dict[str, Mapping[str, str]]] = [{}]
 
     async def take() -> list[str]:
@@ -264,7 +266,7 @@ async def _at_rest(demo: Demo, paths: Mapping[str, str]) -> dict[str, Mapping[st
 
 
 async def move(demo: Demo, proof: Proof) -> None:
-    """Move a control plane with data to an etcd of its own while clients write, and verify that nothing was lost."""
+    """Move a control plane with data to an etcd of its own while clients write. Verify that no write was lost."""
     tenant = demo.tenants[MOVED]
     old = await _instance(demo, MOVED, lambda pid: pid is not None)
     async with Ledger(tenant.config) as ledger:
@@ -272,11 +274,13 @@ async def move(demo: Demo, proof: Proof) -> None:
         async with ledger.writing():
             begun = time.monotonic()
             await demo.control_planes.move(MOVED, mode=ControlPlaneMode.DEDICATED)
-            found = await demo.control_planes.wait(MOVED, lambda each: _moved(each) is not None, timeout_seconds=180.0)
+            control_plane = await demo.control_planes.wait(
+                MOVED, lambda each: _moved(each) is not None, timeout_seconds=180.0
+            )
             seconds = time.monotonic() - begun
         await ledger.verify(MOVED)
-    if (migration := _moved(found)) is None or found.home.mode is not ControlPlaneMode.DEDICATED:
-        raise DemoFailed(f"failed to move {MOVED}: it lives in {found.home}, not in an etcd of its own")
+    if (migration := _moved(control_plane)) is None or control_plane.home.mode is not ControlPlaneMode.DEDICATED:
+        raise DemoFailed(f"failed to move {MOVED}: it lives in {control_plane.home}, not in an etcd of its own")
     if not migration.keys:
         raise DemoFailed(f"failed to move {MOVED}: no keys were written in its new home")
     await _follow(demo, tenant, old=old)
@@ -289,15 +293,15 @@ async def move(demo: Demo, proof: Proof) -> None:
 
 
 def _moved(control_plane: ControlPlane) -> MigrationStatus | None:
-    """Return the migration if the control plane is in its new home, and how long writes waited is known."""
-    found = control_plane.status.migration
-    if found is None or found.step is None or found.hold_milliseconds is None:
+    """Return the migration after its cut, with the time that writes waited; None before."""
+    migration = control_plane.status.migration
+    if migration is None or migration.step is None or migration.hold_milliseconds is None:
         return None
-    return found if found.step.is_cut else None
+    return migration if migration.step.is_cut else None
 
 
 async def _follow(demo: Demo, tenant: Tenant, *, old: int | None) -> None:
-    """Verify that the controllers have ended at the former home, and act on a change at the new one."""
+    """Verify that the controllers have ended at the former home, and act on a change at the new home."""
     new = await _instance(demo, tenant.name, lambda pid: pid is not None and pid != old)
     if old in find_processes(demo.handle.directory):
         raise DemoFailed(f"failed to move {tenant.name}: instance {new} has started, and instance {old} still runs")

@@ -1,4 +1,4 @@
-"""Reads the keys of a control plane in the shared etcd."""
+"""Keys of a control plane in the shared etcd."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def prefix(cluster_path: str) -> str:
 
 
 async def count_keys(etcd: TenantsEtcd, cluster_path: str) -> int:
-    """Count all keys of a control plane."""
+    """Return the number of keys of a control plane."""
     return await etcd.count(prefix(cluster_path))
 
 
 async def stored(etcd: TenantsEtcd, cluster_path: str) -> Mapping[str, str]:
-    """Digest value and modification revision of each key of a control plane, except those that change by themselves."""
+    """Return a digest of value and modification revision for each key of a control plane, without `_MOVING` kinds."""
     start = prefix(cluster_path)
     return await etcd.digests(start, of_interest=lambda key: key.removeprefix(start).split("/", 1)[0] not in _MOVING)
 
 
 def difference(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """List the keys that were added, removed or written."""
+    """Return the keys that were added, removed or written."""
     return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))

@@ -1,4 +1,4 @@
-"""Uses a control plane as its owner does: with the published kubeconfig and the real kubectl."""
+"""Access of a control plane's owner: the published kubeconfig and the real kubectl."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Tenant"]
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One control plane, with its administrator's access."""
+    """Control plane, with the access of its administrator."""
 
     name: str
     cluster_path: str
@@ -29,7 +29,7 @@ class Tenant:
 
     @classmethod
     async def open(cls, handle: Handle, control_planes: ControlPlanes, name: str) -> Self:
-        """Write the published kubeconfig into a private file."""
+        """Return the tenant of a control plane, after writing the published kubeconfig to a private file."""
         directory = handle.directory / "tenants"
         directory.mkdir(mode=0o700, exist_ok=True)
         file = directory / f"{name}.kubeconfig"
@@ -39,17 +39,17 @@ class Tenant:
 
     @property
     def config(self) -> ClusterConfig:
-        """The same access, for a client in Python."""
+        """The same access, for a Python client."""
         return ClusterConfig.load(self.kubectl.kubeconfig)
 
     async def ask(self) -> float:
-        """List the namespaces, and return how long the answer took."""
+        """List the namespaces, and return the seconds until the answer."""
         begun = time.monotonic()
         await self.kubectl.names("namespaces")
         return time.monotonic() - begun
 
     async def install(self, kind: OrderVersion) -> None:
-        """Install a CRD, and create an object of it. Raises `DemoFailed` if it does not come back as it was written."""
+        """Install a CRD, create an object and read it. Raises `DemoFailed` without rights, or if the object differs."""
         if (await self.kubectl.run("auth", "can-i", "*", "*", "--all-namespaces")).strip() != "yes":
             raise DemoFailed(f"failed to install a CRD in {self.name}: its kubeconfig is not that of a cluster-admin")
         await self.kubectl.apply(kind.definition())
@@ -59,12 +59,12 @@ class Tenant:
             lambda told: "order.shop" in told,
             timeout_seconds=30.0,
         )
-        found = await self.kubectl.get("orders", "first")
-        if (found["apiVersion"], found["spec"]) != (kind.api_version, kind.example):
-            raise DemoFailed(f"failed to read an object of {kind.api_version} in {self.name}: {found}")
+        order = await self.kubectl.get("orders", "first")
+        if (order["apiVersion"], order["spec"]) != (kind.api_version, kind.example):
+            raise DemoFailed(f"failed to read an object of {kind.api_version} in {self.name}: {order}")
 
     async def refuses(self, kind: OrderVersion) -> None:
-        """Raise `DemoFailed` if the control plane knows a version that was not installed in it."""
+        """Raise `DemoFailed` if the control plane accepts an object of a version that was not installed in it."""
         try:
             await self.kubectl.apply(kind.order("foreign"))
         except KubectlFailed as error:
@@ -74,7 +74,7 @@ class Tenant:
         raise DemoFailed(f"failed to keep CRDs apart: {self.name} accepts {kind.api_version} of its neighbour")
 
     async def wait_pods(self, *, namespace: str, replicas: int) -> None:
-        """Wait until a Deployment has its Pods. Raises `DemoFailed` unless they wait for a node."""
+        """Wait until a Deployment has its Pods. Raises `DemoFailed` if a Pod is not Pending, because no nodes exist."""
         pods = await wait_for(
             f"{self.name}: {replicas} Pods",
             lambda: self.kubectl.items("pods", "-n", namespace),

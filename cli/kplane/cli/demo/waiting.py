@@ -1,4 +1,4 @@
-"""Polls until a condition of the demo holds."""
+"""Polling until a condition of the demo holds."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kplane.embedded.errors import KubectlFailed
 __all__ = ["SOON", "wait_for"]
 
 _POLL_SECONDS: Final = 0.5
-"""A probe that starts kubectl takes some tenths of a second of one core."""
+"""Interval of probes. A probe that starts kubectl takes some tenths of a second of CPU time."""
 SOON: Final = 0.1
-"""Between probes that start no program."""
+"""Interval of probes that start no program."""
 _T = TypeVar("_T")
 
 
@@ -27,7 +27,7 @@ async def wait_for(
     timeout_seconds: float = 180.0,
     poll_seconds: float | None = None,
 ) -> _T:
-    """Probe until the answer is accepted, and return it. Retry after errors of kubectl.
+    """Probe until `accept` returns True for an answer, and return the answer. Errors of kubectl are retried.
 
     Raises `DemoFailed` with the last answer or error after `timeout_seconds`.
     """

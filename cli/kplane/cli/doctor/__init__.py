@@ -1,4 +1,4 @@
-"""Finds what is wrong on a management cluster, and the command that mends it."""
+"""Detection of problems on a management cluster, each with the command that solves it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conditions that say that something is wrong, grouped by their reason."""
+"""Conditions that report problems, grouped by their reason."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from kplane.cli.doctor.finding import Finding, error, named, warning
 __all__ = ["Told", "grouped"]
 
 _PATIENCE: Final = timedelta(minutes=5)
-"""So long what passes by itself, or is part of normal work, is no finding."""
+"""Time before transient states, and states of normal work, become findings."""
 _SHOWN: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A condition of an object that is not as it should be."""
+    """Condition of an object that reports a problem."""
 
     name: str
-    """Of the object."""
+    """Name of the object."""
     condition: Condition
 
 
@@ -39,19 +39,19 @@ def grouped(
 ) -> Sequence[Finding]:
     """Return a finding for each type and reason of these conditions.
 
-    `describe` is the command that shows more of an object, with `{name}` in it. A reason that passes by itself, as
-    those of the operator that say so and those in `passing`, is a finding only after some minutes. What is `harmless`
-    is a warning. With `by_reason`, a reason with a command of its own has that instead of `describe`.
+    `describe` is the command that shows more of an object, with `{name}` in it. A transient reason is a finding only
+    after some minutes: a reason that the operator declares as transient or expected, or a reason in `passing`. With
+    `harmless`, the findings are warnings. With `by_reason`, a command for the reason replaces `describe`.
     """
     groups: dict[tuple[str, str], list[Told]] = {}
-    for each in found:
-        waits = each.condition.reason in passing or _passes(each.condition.reason)
-        if not waits or now - each.condition.last_transition_time > _PATIENCE:
-            groups.setdefault((each.condition.type, each.condition.reason), []).append(each)
-    told = warning if harmless else error
+    for item in found:
+        waits = item.condition.reason in passing or _passes(item.condition.reason)
+        if not waits or now - item.condition.last_transition_time > _PATIENCE:
+            groups.setdefault((item.condition.type, item.condition.reason), []).append(item)
+    finding_of = warning if harmless else error
     return [
-        told(
-            named(kind, (each.name for each in group)),
+        finding_of(
+            named(kind, (item.name for item in group)),
             _problem(group[0].condition),
             _command(group[0], describe, by_reason=by_reason),
         )
@@ -67,11 +67,11 @@ def _passes(word: str) -> bool:
 def _problem(condition: Condition) -> str:
     message = " ".join(condition.message.split())
     shown = message if len(message) <= _SHOWN else f"{message[: _SHOWN - 1]}…"
-    # Most messages say themselves what to do, after a semicolon.
+    # Most messages contain their own remedy after a semicolon.
     advice = advice_for(condition.reason) if ";" not in message else ""
     return f"{condition.type} is {condition.status} ({condition.reason}): {shown}" + (f"; {advice}" if advice else "")
 
 
 def _command(told: Told, describe: str, *, by_reason: bool) -> str:
-    known = command_for(told.condition.reason, name=told.name) if by_reason else None
-    return known or describe.format(name=told.name)
+    command = command_for(told.condition.reason, name=told.name) if by_reason else None
+    return command or describe.format(name=told.name)

@@ -1,4 +1,4 @@
-"""What control planes say that is wrong with them."""
+"""Checks of the problems that control planes report."""
 
 from __future__ import annotations
 
@@ -31,98 +31,114 @@ _KIND: Final = ControlPlane.resource.kind
 _DESCRIBE: Final = "kplane describe {name}"
 _NEW: Final = timedelta(minutes=1)
 _LONG: Final = timedelta(minutes=10)
-"""A deletion that takes longer is worth a look."""
+"""Time after which a deletion is a finding."""
 _SOON: Final = timedelta(minutes=5)
 _OTHERS: Final = (UP_TO_DATE, SYNCED, STORAGE_SUFFICIENT, LEASES_UNGUARDED, ADDONS_READY, CLASS_FOUND, SUPPORTED)
 """Conditions that do not keep a control plane from being Ready."""
 _MOVES: Final = frozenset({"MigrationBlocked"})
-"""Reasons of a condition Migrating that is False, by which a move is asked for and not made."""
+"""Reasons of a False condition Migrating that block a requested move."""
 
 
 async def check_not_ready(survey: Survey) -> Sequence[Finding]:
-    """Find control planes that are not Ready, by reason, and those that no operator has seen."""
-    present = [each for each in survey.control_planes if not each.deleting]
-    unseen = [each.name for each in present if not each.status.conditions and _age(each, survey) > _NEW]
-    # Lost data have a check of their own: the ways out are longer than a finding of this check.
-    wrong = [each for each in _false(present, READY) if each.condition.reason != Reason.DATA_LOST]
-    found = list(grouped(_KIND, wrong, now=survey.now, describe=_DESCRIBE))
+    """Find control planes that are not Ready, by reason, and control planes that no operator has seen."""
+    present = [control_plane for control_plane in survey.control_planes if not control_plane.deleting]
+    unseen = [
+        control_plane.name
+        for control_plane in present
+        if not control_plane.status.conditions and _age(control_plane, survey) > _NEW
+    ]
+    # Lost data have a separate check, because their remedies are longer than a finding of this check.
+    wrong = [
+        control_plane for control_plane in _false(present, READY) if control_plane.condition.reason != Reason.DATA_LOST
+    ]
+    findings = list(grouped(_KIND, wrong, now=survey.now, describe=_DESCRIBE))
     if unseen:
         problem = "no operator has seen it: it has no status after a minute"
-        found.append(
+        findings.append(
             error(named(_KIND, unseen), problem, "kubectl get pods -A -l app.kubernetes.io/component=operator")
         )
-    return found + _leaving(survey)
+    return findings + _leaving(survey)
 
 
 def _leaving(survey: Survey) -> list[Finding]:
-    found = []
-    for each in survey.control_planes:
-        since = each.metadata.deletion_timestamp
+    findings = []
+    for control_plane in survey.control_planes:
+        since = control_plane.metadata.deletion_timestamp
         if since is None or survey.now - since < _LONG:
             continue
-        step = find_condition(each.status.conditions, DELETING)
-        why = f"it waits in step {step.reason}: {step.message}" if step is not None else "no operator works on it"
-        problem = f"it is being deleted since {since:%Y-%m-%d %H:%M} UTC; {why}"
-        found.append(error(f"{_KIND} {each.name}", problem, f"kplane describe {each.name}"))
-    return found
+        step = find_condition(control_plane.status.conditions, DELETING)
+        state = f"it waits in step {step.reason}: {step.message}" if step is not None else "no operator works on it"
+        problem = f"it is being deleted since {since:%Y-%m-%d %H:%M} UTC; {state}"
+        findings.append(error(f"{_KIND} {control_plane.name}", problem, f"kplane describe {control_plane.name}"))
+    return findings
 
 
 async def check_conditions(survey: Survey) -> Sequence[Finding]:
-    """Find what is not as asked for in control planes that serve."""
-    found: list[Finding] = []
+    """Find deviations from the spec in control planes that serve."""
+    findings: list[Finding] = []
     for condition in _OTHERS:
         wrong = _false(_judged(survey.control_planes, condition), condition)
-        found += grouped(_KIND, wrong, now=survey.now, describe=_DESCRIBE, harmless=True)
-    blocked = [each for each in _false(survey.control_planes, MIGRATING) if each.condition.reason in _MOVES]
-    found += grouped(_KIND, blocked, now=survey.now, describe="kplane move {name} --abort", harmless=True)
-    # A control plane that is awake is fine, unless a deletion inside that does not end keeps it so.
+        findings += grouped(_KIND, wrong, now=survey.now, describe=_DESCRIBE, harmless=True)
+    blocked = [item for item in _false(survey.control_planes, MIGRATING) if item.condition.reason in _MOVES]
+    findings += grouped(_KIND, blocked, now=survey.now, describe="kplane move {name} --abort", harmless=True)
+    # An awake control plane is no problem, unless a deletion inside that does not end keeps it awake.
     awake = _false(survey.control_planes, HIBERNATED)
-    stuck = [each for each in awake if each.condition.reason == Reason.NAMESPACE_STUCK]
-    found += grouped(_KIND, stuck, now=survey.now, describe=_DESCRIBE, harmless=True)
-    paused = [each.name for each in survey.control_planes if is_true(each.status.conditions, PAUSED)]
+    stuck = [item for item in awake if item.condition.reason == Reason.NAMESPACE_STUCK]
+    findings += grouped(_KIND, stuck, now=survey.now, describe=_DESCRIBE, harmless=True)
+    paused = [item.name for item in survey.control_planes if is_true(item.status.conditions, PAUSED)]
     if paused:
         problem = "paused: the operator leaves it as it is, its deletion included"
-        found.append(warning(named(_KIND, paused), problem, f"kplane resume {paused[0]}"))
-    return found
+        findings.append(warning(named(_KIND, paused), problem, f"kplane resume {paused[0]}"))
+    return findings
 
 
 def _judged(control_planes: Iterable[ControlPlane], condition: str) -> Iterable[ControlPlane]:
-    """Return those of which a condition says something: add-ons are written to API servers that run and stay."""
+    """Return the control planes for which a condition is meaningful.
+
+    Add-ons need a running API server that is not deleted.
+    """
     if condition != ADDONS_READY:
         return control_planes
-    return [each for each in control_planes if each.status.hibernation is None and not each.deleting]
+    return [
+        control_plane
+        for control_plane in control_planes
+        if control_plane.status.hibernation is None and not control_plane.deleting
+    ]
 
 
 async def check_credentials(survey: Survey) -> Sequence[Finding]:
-    """Find published credentials that ended, or that end before the operator renewed them."""
-    lifetimes = {each.name: each.spec.auth.lifetime_asked for each in survey.classes}
+    """Find published credentials that have expired, or that expire soon without a renewal by the operator."""
+    lifetimes = {item.name: item.spec.auth.lifetime_asked for item in survey.classes}
     over, soon = [], []
-    for each in survey.control_planes:
-        ends = each.status.credentials_expire_at
+    for item in survey.control_planes:
+        ends = item.status.credentials_expire_at
         if ends is None:
             continue
-        lifetime = lifetimes.get(each.spec.class_ref.name) if each.spec.class_ref is not None else None
-        # The operator renews them when two thirds of their life are left.
+        lifetime = lifetimes.get(item.spec.class_ref.name) if item.spec.class_ref is not None else None
+        # The operator renews credentials when two thirds of their lifetime remain.
         margin = min(_SOON, lifetime / 4) if lifetime is not None else _SOON
         if ends <= survey.now:
-            over.append(each.name)
+            over.append(item.name)
         elif ends <= survey.now + margin:
-            soon.append(each.name)
-    found = []
+            soon.append(item.name)
+    findings = []
     if over:
         problem = "the credentials in its kubeconfig have ended, and the operator did not renew them"
-        found.append(error(named(_KIND, over), problem, _DESCRIBE.format(name=over[0])))
+        findings.append(error(named(_KIND, over), problem, _DESCRIBE.format(name=over[0])))
     if soon:
         problem = "the credentials in its kubeconfig end within minutes, and the operator did not renew them"
-        found.append(warning(named(_KIND, soon), problem, _DESCRIBE.format(name=soon[0])))
-    return found
+        findings.append(warning(named(_KIND, soon), problem, _DESCRIBE.format(name=soon[0])))
+    return findings
 
 
 def _false(control_planes: Iterable[ControlPlane], condition: str) -> list[Told]:
-    found = ((each.name, find_condition(each.status.conditions, condition)) for each in control_planes)
-    return [Told(name, told) for name, told in found if told is not None and told.status != "True"]
+    pairs = (
+        (control_plane.name, find_condition(control_plane.status.conditions, condition))
+        for control_plane in control_planes
+    )
+    return [Told(name, value) for name, value in pairs if value is not None and value.status != "True"]
 
 
 def _age(control_plane: ControlPlane, survey: Survey) -> timedelta:
-    made = control_plane.metadata.creation_timestamp
-    return survey.now - made if made is not None else timedelta()
+    created = control_plane.metadata.creation_timestamp
+    return survey.now - created if created is not None else timedelta()

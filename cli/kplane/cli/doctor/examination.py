@@ -1,4 +1,4 @@
-"""Runs all checks."""
+"""Execution of all checks."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ CHECKS: Final[Mapping[str, Check]] = {
     "open-files": check_open_files,
     "inotify": check_inotify,
 }
-"""Name: what it finds. A check opens no connection to a control plane."""
+"""Checks by name. A check opens no connection to a control plane."""
 
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What all checks found."""
+    """Result of all checks."""
 
     findings: Sequence[tuple[str, Finding]]
-    """With the name of the check, errors first."""
+    """Findings with the name of their check, errors first."""
 
     @property
     def failed(self) -> bool:
@@ -67,22 +67,23 @@ class Examination:
         return any(finding.severity is Severity.ERROR for _, finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it."""
-        found = [{"check": name, **finding.to_json()} for name, finding in self.findings]
-        return {"checks": list(CHECKS), "findings": found}
+        """Return the names of the checks and all findings."""
+        findings = [{"check": name, **finding.to_json()} for name, finding in self.findings]
+        return {"checks": list(CHECKS), "findings": findings}
 
 
 async def examine(survey: Survey) -> Examination:
-    """Run all checks. One that cannot be run is a warning itself."""
-    found: list[tuple[str, Finding]] = []
+    """Run all checks. A check that fails to run is a warning itself."""
+    results: list[tuple[str, Finding]] = []
     for name, check in CHECKS.items():
         try:
-            found += [(name, finding) for finding in await check(survey)]
+            results += [(name, finding) for finding in await check(survey)]
         except (ProviderError, OSError, ValueError, LookupError) as failure:
-            # Of these two the message alone says little.
+            # The message of these two types is often only a key or a value.
             kind = f"{type(failure).__name__}: " if isinstance(failure, (ValueError, LookupError)) else ""
-            found.append((name, warning(f"check {name}", f"failed to check: {kind}{failure}", "kplane doctor")))
+            results.append((name, warning(f"check {name}", f"failed to check: {kind}{failure}", "kplane doctor")))
     findings = [
-        (name, replace(finding, command=addressed(finding.command, cluster=survey.cluster))) for name, finding in found
+        (name, replace(finding, command=addressed(finding.command, cluster=survey.cluster)))
+        for name, finding in results
     ]
     return Examination(sorted(findings, key=lambda each: each[1].severity is not Severity.ERROR))

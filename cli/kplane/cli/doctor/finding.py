@@ -1,4 +1,4 @@
-"""One thing that is wrong."""
+"""Problem of an object, with a command."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _NAMED: Final = 5
 
 
 class Severity(StrEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     ERROR = "error"
-    """Something does not work."""
+    """A function of kplane does not work."""
     WARNING = "warning"
-    """Something will not work, or could not be checked."""
+    """A function of kplane will stop working, or could not be checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What is wrong with which object, and the command that mends it or shows more."""
+    """Problem of an object, and the command that solves it or shows more."""
 
     severity: Severity
     object: str
@@ -31,7 +31,7 @@ class Finding:
     command: str
 
     def to_json(self) -> dict[str, str]:
-        """Return all of it."""
+        """Return all fields."""
         return {name: str(value) for name, value in asdict(self).items()}
 
 
@@ -46,7 +46,7 @@ def warning(subject: str, problem: str, command: str) -> Finding:
 
 
 def named(kind: str, names: Iterable[str]) -> str:
-    """Name objects of one kind: the first ones, and how many more."""
-    found: Sequence[str] = sorted(names)
-    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return f"{kind} {', '.join(found[:_NAMED])}{more}"
+    """Return the names of objects of a kind: the first names, and the number of further names."""
+    ordered: Sequence[str] = sorted(names)
+    more = f" and {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else ""
+    return f"{kind} {', '.join(ordered[:_NAMED])}{more}"

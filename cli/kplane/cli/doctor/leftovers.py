@@ -1,4 +1,4 @@
-"""What is left of control planes that are gone."""
+"""Checks for the remains of deleted control planes."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _RETAINED: Final = "DataRetained"
 
 
 async def check_leftovers(survey: Survey) -> Sequence[Finding]:
-    """Find data that were retained, and namespaces whose control plane does not exist."""
+    """Find retained data, and namespaces whose control plane does not exist."""
     if ControlPlane.resource.kind in survey.unread or not survey.serves_kinds:
-        return []  # without the definition of the kind, the namespaces and data of all of them are still there
-    found = []
+        return []  # without the definition of the kind, the namespaces and data of all control planes may still exist
+    findings = []
     for namespace in survey.namespaces:
         metadata = namespace["metadata"]
         labels, name = metadata.get("labels") or {}, metadata["name"]
         if name in survey.owners or "deletionTimestamp" in metadata:
             continue
         if labels.get(RETAINED_LABEL) == "true":
-            found.append(_retained(metadata))
+            findings.append(_retained(metadata))
         elif CONTROL_PLANE_LABEL in labels or name.startswith(_PREFIXES):
-            found.append(_orphaned(metadata))
-    return found
+            findings.append(_orphaned(metadata))
+    return findings
 
 
 def _retained(metadata: dict[str, Any]) -> Finding:
@@ -42,8 +42,8 @@ def _retained(metadata: dict[str, Any]) -> Finding:
         f"it keeps the data and keys of the deleted control plane {former}; take them over, and to destroy them, delete"
         " the control plane then with policy Destroy"
     )
-    made = f"kplane create {former}{f' --mode {shlex.quote(mode)}' if mode else ''} --no-wait"
-    return warning(f"Namespace {name}", problem, f"{made} && {command_for(_RETAINED, name=former)}")
+    creation = f"kplane create {former}{f' --mode {shlex.quote(mode)}' if mode else ''} --no-wait"
+    return warning(f"Namespace {name}", problem, f"{creation} && {command_for(_RETAINED, name=former)}")
 
 
 def _orphaned(metadata: dict[str, Any]) -> Finding:

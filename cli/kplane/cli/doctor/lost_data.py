@@ -1,4 +1,4 @@
-"""Control planes whose data are lost, each with its ways out."""
+"""Control planes whose data are lost, each with its remedies."""
 
 from __future__ import annotations
 
@@ -23,11 +23,18 @@ _LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
 
 
 async def check_lost_data(survey: Survey) -> Sequence[Finding]:
-    """Find control planes without their data. Each finding names the newest snapshot, and the command to accept."""
+    """Find control planes without their data.
+
+    Each finding names the newest snapshot, and the command to accept the loss.
+    """
     return [
-        error(f"{ControlPlane.resource.kind} {each.name}", _problem(each, survey), _accept(each))
-        for each in survey.control_planes
-        if not each.deleting and _is_lost(each)
+        error(
+            f"{ControlPlane.resource.kind} {control_plane.name}",
+            _problem(control_plane, survey),
+            _accept(control_plane),
+        )
+        for control_plane in survey.control_planes
+        if not control_plane.deleting and _is_lost(control_plane)
     ]
 
 
@@ -37,11 +44,14 @@ def _is_lost(control_plane: ControlPlane) -> bool:
 
 
 def _problem(control_plane: ControlPlane, survey: Survey) -> str:
-    """Name the ways out, the ones that keep data first. The command of the finding is the last one."""
+    """Return the problem with its remedies, those that keep data first.
+
+    The command of the finding is the last remedy.
+    """
     identity = control_plane.status.data_identity
-    known = f" (identity {identity})" if identity is not None else ""
+    suffix = f" (identity {identity})" if identity is not None else ""
     return (
-        f"its etcd does not have the data that it served{known}, so no API server runs ({Reason.DATA_LOST}). Restore"
+        f"its etcd does not have the data that it served{suffix}, so no API server runs ({Reason.DATA_LOST}). Restore"
         " the etcd or its volume: the API server starts by itself then; or restore a snapshot:"
         f" {_snapshot(control_plane, survey)}; or remove its Nodes, whose kubelets delete all Pods otherwise, and"
         " accept the loss by this command"
@@ -49,12 +59,12 @@ def _problem(control_plane: ControlPlane, survey: Survey) -> str:
 
 
 def _snapshot(control_plane: ControlPlane, survey: Survey) -> str:
-    """Say how the newest snapshot is restored, or why there is none."""
+    """Return the command to restore the newest snapshot, or the reason why there is none."""
     kind = ControlPlaneSnapshot.resource.kind
-    if (why := survey.unread.get(kind)) is not None:
-        return f"snapshots could not be read: {why}"
+    if (cause := survey.unread.get(kind)) is not None:
+        return f"snapshots could not be read: {cause}"
     newest = max(
-        (each for each in survey.snapshots if _is_of(each, control_plane)),
+        (candidate for candidate in survey.snapshots if _is_of(candidate, control_plane)),
         key=lambda snapshot: snapshot.status.completion_time or _LONG_AGO,
         default=None,
     )
@@ -66,7 +76,7 @@ def _snapshot(control_plane: ControlPlane, survey: Survey) -> str:
 
 
 def _is_of(snapshot: ControlPlaneSnapshot, control_plane: ControlPlane) -> bool:
-    """Tell whether a snapshot is whole, and of this control plane: not of an earlier one of its name."""
+    """Return whether a snapshot is complete, and of this control plane: not of an earlier control plane of its name."""
     return (
         not snapshot.deleting
         and snapshot.status.phase is SnapshotPhase.COMPLETED

@@ -1,4 +1,4 @@
-"""What is wrong on this machine: its clock, its limits, and the certificate of its user."""
+"""Checks of this machine: its clock, its limits, and the certificate of its user."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ __all__ = ["check_clock", "check_inotify", "check_open_files", "check_own_certif
 
 _NOTICED: Final = timedelta(seconds=3)
 _HARMFUL: Final = timedelta(seconds=30)
-"""Tokens and Leases are judged by clocks."""
+"""Clock difference that is an error, because clocks decide on the validity of tokens and Leases."""
 _FEW_FILES: Final = 4096
-"""Programs raise their limit to the hard one; a gateway or operator of hundreds of control planes needs more."""
+"""Minimum hard limit of open files. Programs raise their limit to it, and many control planes need more files."""
 _SOON: Final = timedelta(days=7)
 
 
 async def check_clock(survey: Survey) -> Sequence[Finding]:
-    """Compare the clock of this machine with that of the API server."""
+    """Compare the clock of this machine with the clock of the API server."""
     difference = abs(survey.ahead)
     if difference < _NOTICED:
         return []
     direction = "behind" if survey.ahead > timedelta() else "ahead of"
     problem = f"its clock is {difference.total_seconds():.0f} s {direction} that of the API server"
-    told = error if difference >= _HARMFUL else warning
-    return [told("this machine", problem, "timedatectl set-ntp true")]
+    finding_of = error if difference >= _HARMFUL else warning
+    return [finding_of("this machine", problem, "timedatectl set-ntp true")]
 
 
 async def check_open_files(survey: Survey) -> Sequence[Finding]:
-    """Look at the number of files that programs of this machine may have open."""
+    """Check the number of files that programs of this machine may open."""
     del survey
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY or hard >= _FEW_FILES:
@@ -47,21 +47,21 @@ async def check_open_files(survey: Survey) -> Sequence[Finding]:
 
 
 async def check_inotify(survey: Survey) -> Sequence[Finding]:
-    """Look whether a gateway can start again here, and whether one more control plane can be awake."""
+    """Check whether a gateway can start again on this machine, and whether another control plane can be awake."""
     if not isinstance(survey.programs, Processes):
         return []  # pods have the limits of their nodes
-    for needed, told, harm in (
+    for needed, finding_of, harm in (
         (ENVOY_INOTIFY_INSTANCES, error, "a gateway that starts again ends at once"),
         (ENVOY_INOTIFY_INSTANCES + AWAKE_INOTIFY_INSTANCES, warning, "one more awake control plane leaves none"),
     ):
         if shortage := await asyncio.to_thread(inotify_shortage, needed):
             problem, _, command = shortage.partition("; raise the limit: ")
-            return [told("this machine", f"{problem}: {harm}", command)]
+            return [finding_of("this machine", f"{problem}: {harm}", command)]
     return []
 
 
 async def check_own_certificate(survey: Survey) -> Sequence[Finding]:
-    """Look when the client certificate of the kubeconfig ends."""
+    """Check the expiry of the client certificate in the kubeconfig."""
     content = survey.client.config.client_certificate
     if content is None:
         return []
@@ -72,5 +72,5 @@ async def check_own_certificate(survey: Survey) -> Sequence[Finding]:
         return []
     problem = f"the client certificate in it ends at {ends:%Y-%m-%d %H:%M} UTC"
     command = "kplane up" if isinstance(survey.programs, Processes) else "kubectl config view"
-    told = error if ends <= survey.now else warning
-    return [told("your kubeconfig", problem, command)]
+    finding_of = error if ends <= survey.now else warning
+    return [finding_of("your kubeconfig", problem, command)]

@@ -1,4 +1,4 @@
-"""Whether the programs of kplane run."""
+"""Checks of the programs of kplane."""
 
 from __future__ import annotations
 
@@ -24,44 +24,44 @@ __all__ = ["check_controllers_credentials", "check_gateways", "check_leader", "c
 _PODS: Final = "kubectl get pods -A -l app.kubernetes.io/part-of=kplane"
 _EXPIRY: Final = "kplane_credentials_expiry_seconds"
 _SLACK: Final = timedelta(seconds=10)
-"""Clocks and renewals differ by so much."""
+"""Tolerance for differences of clocks and of renewal times."""
 
 
 async def check_programs(survey: Survey) -> Sequence[Finding]:
     """Find programs that are missing, not ready, or of another version."""
     if survey.programs is None:
         if "Pod" in survey.unread:
-            return []  # another check says so
+            return []  # the check of unread objects reports it
         if survey.serves_kinds:
             problem = "no program of kplane is found: they run elsewhere, or not at all"
             return [warning("operator", problem, _PODS)]
         problem = "no program of kplane is found, so no control plane is created, changed or deleted"
         return [error("operator", problem, INSTALL)]
     replicas = await survey.programs.replicas()
-    present = {each.program for each in replicas}
+    present = {item.program for item in replicas}
     nowhere = f"it does not run: there is none among the {survey.programs.place}"
-    found = [error(each, nowhere, survey.programs.start) for each in survey.programs.required if each not in present]
+    findings = [error(item, nowhere, survey.programs.start) for item in survey.programs.required if item not in present]
     own = version("kplane")
-    for each in replicas:
-        if each.problem:
-            found.append(error(f"{each.program} {each.name}", f"not ready: {each.problem}", each.look))
-        elif each.version and each.version != own:
-            problem = f"it is of version {each.version}, and this command of version {own}"
-            command = UPGRADE_COMMAND if is_newer(each.version, own) else survey.programs.upgrade
-            found.append(warning(f"{each.program} {each.name}", problem, command))
-    return found
+    for item in replicas:
+        if item.problem:
+            findings.append(error(f"{item.program} {item.name}", f"not ready: {item.problem}", item.look))
+        elif item.version and item.version != own:
+            problem = f"it is of version {item.version}, and this command of version {own}"
+            command = UPGRADE_COMMAND if is_newer(item.version, own) else survey.programs.upgrade
+            findings.append(warning(f"{item.program} {item.name}", problem, command))
+    return findings
 
 
 async def check_controllers_credentials(survey: Survey) -> Sequence[Finding]:
-    """Ask the operator which credentials of controllers have ended; no status has them."""
+    """Find expired credentials of controllers in the metrics of the operator, because no status contains them."""
     if survey.programs is None:
         return []
     replicas = [
-        each for each in await survey.programs.replicas() if each.program is Program.OPERATOR and not each.problem
+        item for item in await survey.programs.replicas() if item.program is Program.OPERATOR and not item.problem
     ]
-    asked = (survey.programs.ask(each, "/metrics") for each in replicas)
-    answers = await asyncio.gather(*asked, return_exceptions=True)
-    found, over, closed = [], set[str](), dict[str, Exception]()
+    requests = (survey.programs.ask(item, "/metrics") for item in replicas)
+    answers = await asyncio.gather(*requests, return_exceptions=True)
+    findings, over, closed = [], set[str](), dict[str, Exception]()
     for replica, answer in zip(replicas, answers, strict=True):
         if isinstance(answer, str):
             over |= _ended_credentials(answer)
@@ -74,11 +74,11 @@ async def check_controllers_credentials(survey: Survey) -> Sequence[Finding]:
             f"the credentials of controllers are not checked: {next(iter(closed.values()))}; in a cluster, that needs"
             " the verb get on pods/proxy, and the API server among the chart's networkPolicy.metricsFrom"
         )
-        found.append(warning(named(Program.OPERATOR, closed), problem, replicas[0].look))
+        findings.append(warning(named(Program.OPERATOR, closed), problem, replicas[0].look))
     if over:
         problem = "the credentials of its controllers have ended, and the operator did not renew them"
-        found.append(error(named(ControlPlane.resource.kind, over), problem, f"kplane describe {min(over)}"))
-    return found
+        findings.append(error(named(ControlPlane.resource.kind, over), problem, f"kplane describe {min(over)}"))
+    return findings
 
 
 def _ended_credentials(text: str) -> set[str]:
@@ -95,28 +95,31 @@ async def check_leader(survey: Survey) -> Sequence[Finding]:
     if survey.programs is None or Program.OPERATOR not in survey.programs.required:
         return []
     leases = (await survey.client.list(LEASES, namespace=OPERATOR_LEASE_NAMESPACE)).items
-    found = []
+    findings = []
     for lease in leases:
         if lease["metadata"]["name"] == OPERATOR_LEASE and (since := ended(lease, now=survey.now)):
             subject = f"Lease {OPERATOR_LEASE_NAMESPACE}/{OPERATOR_LEASE}"
             command = "kubectl get pods -A -l app.kubernetes.io/component=operator"
-            found.append(error(subject, f"no operator works: {since}", command))
-    return found
+            findings.append(error(subject, f"no operator works: {since}", command))
+    return findings
 
 
 async def check_gateways(survey: Survey) -> Sequence[Finding]:
-    """Find that no replica of the gateway is there any more. The operator ignores a single one that ended."""
+    """Find that no replica of the gateway is alive.
+
+    The operator ignores a single dead replica, so the check does too.
+    """
     leases = (await survey.client.list(LEASES, namespace=GATEWAY_NAMESPACE, label_selector=GATEWAY_LEASE_LABEL)).items
-    found = [(lease["metadata"]["name"], ended(lease, now=survey.now)) for lease in leases]
-    if not found or not all(since for _, since in found):
+    states = [(lease["metadata"]["name"], ended(lease, now=survey.now)) for lease in leases]
+    if not states or not all(since for _, since in states):
         return []
-    problem = f"no replica of the gateway renews its Lease: {found[-1][1]}; moves of control planes wait for one"
-    subject = named("Lease", (f"{GATEWAY_NAMESPACE}/{name}" for name, _ in found))
+    problem = f"no replica of the gateway renews its Lease: {states[-1][1]}; moves of control planes wait for one"
+    subject = named("Lease", (f"{GATEWAY_NAMESPACE}/{name}" for name, _ in states))
     return [warning(subject, problem, "kubectl get pods -A -l app.kubernetes.io/component=gateway")]
 
 
 def ended(lease: Mapping[str, Any], *, now: datetime) -> str:
-    """Say since when a Lease is not renewed; empty if it is."""
+    """Return since when a Lease is not renewed; empty if it is renewed."""
     spec = lease.get("spec") or {}
     if not spec.get("holderIdentity") or not spec.get("renewTime"):
         return "it has no holder"

@@ -1,4 +1,4 @@
-"""What the user may not do."""
+"""Checks of the rights of the user."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ _AUTHENTICATION: Final = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 _ROLE: Final = "kplane-cli"
 _PLURALS: Final = {
     **{kind.resource.kind: kind.resource.plural for kind in KINDS},
-    **{each.kind: each.plural for each in (NAMESPACES, PODS)},
+    **{resource.kind: resource.plural for resource in (NAMESPACES, PODS)},
 }
 
 
 class Where(Enum):
-    """The namespaces in which a right is needed."""
+    """Namespaces in which a right is needed."""
 
     EVERYWHERE = auto()
     CONTROL_PLANES = auto()
-    """Those of control planes. The first one stands for all."""
+    """The namespaces of control planes. The first control plane stands for all."""
     PROGRAMS = auto()
-    """That of the programs of kplane."""
+    """The namespace of the programs of kplane."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """What one resource needs, and for what."""
+    """Rights to a resource, and the commands that need them."""
 
     group: str
     resource: str
     verbs: tuple[str, ...]
     use: str
     essential: bool = False
-    """Whether nearly nothing works without."""
+    """Whether nearly all commands need the right."""
     where: Where = Where.EVERYWHERE
 
 
@@ -72,25 +72,29 @@ NEEDED: Final = (
 
 
 async def check_rights(survey: Survey) -> Sequence[Finding]:
-    """Ask the API server for each verb that the commands need, and find those that the user may not use."""
+    """Ask the API server for each verb that the commands need, and find the verbs that the user may not use."""
     are_processes = survey.programs is not None and survey.programs.namespace is None
-    all_needed = [each for each in NEEDED if each.where is not Where.PROGRAMS or not are_processes]
-    asked = (_refused(survey.client, each, namespace=_asked(each, survey)) for each in all_needed)
-    answers = await asyncio.gather(*asked)
+    all_needed = [
+        needed_right for needed_right in NEEDED if needed_right.where is not Where.PROGRAMS or not are_processes
+    ]
+    requests = (
+        _refused(survey.client, needed_right, namespace=_asked(needed_right, survey)) for needed_right in all_needed
+    )
+    answers = await asyncio.gather(*requests)
     refused = [(needed, verbs) for needed, verbs in zip(all_needed, answers, strict=True) if verbs]
     user = await _user(survey.client) if refused else ""
-    found = []
+    findings = []
     for needed, verbs in refused:
-        told = error if needed.essential else warning
+        finding_of = error if needed.essential else warning
         namespace = _granted(needed, survey)
         place = f" in namespace {namespace}" if namespace is not None else ""
         problem = f"{user} may not {', '.join(verbs)} {needed.resource}{place}, for: {needed.use}"
-        found.append(told(needed.resource, problem, _grant(needed, verbs, user=user, namespace=namespace)))
-    return found
+        findings.append(finding_of(needed.resource, problem, _grant(needed, verbs, user=user, namespace=namespace)))
+    return findings
 
 
 def _asked(needed: Needed, survey: Survey) -> str | None:
-    """Return the namespace of a question; None: all of them."""
+    """Return the namespace of an access review; None for all namespaces."""
     if needed.where is Where.CONTROL_PLANES and survey.control_planes:
         return management_namespace(survey.control_planes[0].name)
     if needed.where is Where.PROGRAMS and survey.programs is not None:
@@ -99,7 +103,7 @@ def _asked(needed: Needed, survey: Survey) -> str | None:
 
 
 def _granted(needed: Needed, survey: Survey) -> str | None:
-    """Return the namespace of a grant; None: it has to be for all of them."""
+    """Return the namespace of a grant; None if the grant must be for all namespaces."""
     if needed.where is Where.EVERYWHERE:
         return None
     unknown = {Where.CONTROL_PLANES: "kplane-cp-NAME", Where.PROGRAMS: "kplane-system"}
@@ -107,10 +111,10 @@ def _granted(needed: Needed, survey: Survey) -> str | None:
 
 
 async def check_unread(survey: Survey) -> Sequence[Finding]:
-    """Tell which objects could not be read, so that they were not checked."""
+    """Report the kinds of objects that could not be read, and so were not checked."""
     return [
-        warning(kind, f"not checked, because they could not be read: {why}", f"kubectl get {_PLURALS[kind]} -A")
-        for kind, why in survey.unread.items()
+        warning(kind, f"not checked, because they could not be read: {cause}", f"kubectl get {_PLURALS[kind]} -A")
+        for kind, cause in survey.unread.items()
     ]
 
 
@@ -139,7 +143,7 @@ async def _user(client: Client) -> str:
 
 
 def _grant(needed: Needed, verbs: Sequence[str], *, user: str, namespace: str | None) -> str:
-    """Return the command that an administrator runs. It gives no more than what is needed, and where."""
+    """Return the command for an administrator that grants only these verbs, in this namespace only."""
     group = f".{needed.group}" if needed.group else ""
     role = f"{_ROLE}-{needed.resource.replace('/', '-')}-{verbs[0]}"
     resource, slash, subresource = needed.resource.partition("/")

@@ -1,4 +1,4 @@
-"""What the checks look at: the objects of kplane, its programs, and the clock of the API server."""
+"""Input of the checks: the objects of kplane, its programs, and the clock of the API server."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from kplane.provider.client.wire import translated
 __all__ = ["INSTALL", "KINDS", "UPGRADE_COMMAND", "Survey", "look"]
 
 KINDS = (ControlPlane, ControlPlaneClass, ControlPlaneEndpoint, ControlPlaneRegistration, ControlPlaneSnapshot)
-"""The kinds of kplane."""
+"""Kinds of kplane."""
 INSTALL: Final = "kplane init"
 UPGRADE_COMMAND: Final = "pip install --upgrade kplane"
-"""Mends a command that is older than what it looks at."""
+"""Upgrade of a command that is older than the installation."""
 
 Kind = TypeVar("Kind", bound=ResourceModel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """Everything, as it was when `look` read it."""
+    """Objects and programs at the time when `look` read them."""
 
     client: Client
     programs: Programs | None = None
-    """None: there are none, or the user may not look for them."""
+    """None if there are no programs, or if the user may not search for them."""
     control_planes: Sequence[ControlPlane] = ()
     classes: Sequence[ControlPlaneClass] = ()
     endpoints: Sequence[ControlPlaneEndpoint] = ()
@@ -53,24 +53,24 @@ class Survey:
     namespaces: Sequence[Mapping[str, Any]] = ()
     """Metadata of all namespaces."""
     unread: Mapping[str, str] = field(default_factory=dict)
-    """By kind: why it could not be read."""
+    """By kind: the error of a list request."""
     missing: Collection[str] = ()
-    """The kinds of kplane that the API server does not serve."""
+    """Kinds of kplane that the API server does not serve."""
     cluster: Management = field(default_factory=Management)
-    """How a command finds this cluster."""
+    """Address of this cluster for commands."""
     ahead: timedelta = timedelta()
-    """How far the clock of the API server is ahead of this machine's."""
+    """Time by which the clock of the API server is ahead of this machine's."""
     looked_at: datetime = field(default_factory=lambda: datetime.now(UTC))
-    """By the clock of this machine."""
+    """Time of the read, by the clock of this machine."""
 
     @property
     def now(self) -> datetime:
-        """The time of the look, by the clock of the API server."""
+        """Time of the read, by the clock of the API server."""
         return self.looked_at + self.ahead
 
     @property
     def serves_kinds(self) -> bool:
-        """Whether something of kplane was installed on the cluster."""
+        """Whether the cluster serves the kinds of kplane."""
         return ControlPlane.resource.kind not in self.missing
 
     @property
@@ -80,14 +80,14 @@ class Survey:
 
     @property
     def owners(self) -> Mapping[str, str]:
-        """The control planes by their namespaces."""
-        return {management_namespace(each.name): each.name for each in self.control_planes}
+        """Names of control planes by their namespaces."""
+        return {management_namespace(control_plane.name): control_plane.name for control_plane in self.control_planes}
 
 
 async def look(client: Client, *, cluster: Management | None = None) -> Survey:
-    """Read everything. What the user may not read is noted; raises Unreachable if the API server does not answer.
+    """Read all objects. Refused requests are recorded; raises Unreachable if the API server does not answer.
 
-    `cluster` is how a command finds it; None: as the current context.
+    `cluster` is the address of the cluster for commands; None for the current context.
     """
     unread: dict[str, str] = {}
     missing: list[str] = []
@@ -95,10 +95,10 @@ async def look(client: Client, *, cluster: Management | None = None) -> Survey:
 
     async def read(kind: type[Kind]) -> list[Kind]:
         try:
-            found = (await client.list(served(kind.resource))).items
-            return [read_as(kind, each) for each in found]
+            items = (await client.list(served(kind.resource))).items
+            return [read_as(kind, item) for item in items]
         except NotFound:
-            missing.append(kind.resource.kind)  # the check of definitions says so
+            missing.append(kind.resource.kind)  # the check of definitions reports it
             return []
         except (ApiError, ClientError) as error:
             unread[kind.resource.kind] = str(error)
@@ -118,7 +118,7 @@ async def look(client: Client, *, cluster: Management | None = None) -> Survey:
             unread["Pod"] = str(error)
             return None
 
-    # Namespaces first: of one that is made meanwhile, the control plane is known.
+    # Namespaces come first: the control plane of a namespace that is created meanwhile is then in the later list.
     namespaces = await read_namespaces()
     return Survey(
         client=client,
@@ -137,12 +137,12 @@ async def look(client: Client, *, cluster: Management | None = None) -> Survey:
 
 
 async def _ahead(client: Client) -> timedelta:
-    """Compare the clocks by the time that the API server puts on its answers; that has whole seconds."""
+    """Compare the clocks by the header Date of an answer, which has whole seconds."""
     await client.probe("/version")
     sent = datetime.now(UTC)
-    asked = HttpRequest("GET", "/version")
-    with translated(server=client.config.server, asked=str(asked)):
-        async with asyncio.timeout(client.timeout_seconds), client.transport.exchange(asked) as response:
+    request = HttpRequest("GET", "/version")
+    with translated(server=client.config.server, asked=str(request)):
+        async with asyncio.timeout(client.timeout_seconds), client.transport.exchange(request) as response:
             received = datetime.now(UTC)
             date = response.headers.get("Date")
     if date is None:

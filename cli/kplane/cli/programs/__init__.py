@@ -1,6 +1,6 @@
-"""The programs of kplane: where they run, whether they are ready, what they say and what they log.
+"""Programs of kplane: their location, readiness, answers and logs.
 
-They are pods of the management cluster, or processes of this machine.
+The programs are pods of the management cluster, or processes of this machine.
 """
 
 from __future__ import annotations

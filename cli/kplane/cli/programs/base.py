@@ -1,4 +1,4 @@
-"""What is asked of the programs of kplane, however they run."""
+"""Interface to the programs of kplane, independent of the way in which they run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Log", "Program", "Programs", "Replica"]
 
 
 class Program(StrEnum):
-    """The programs that kplane consists of."""
+    """Programs of kplane."""
 
     OPERATOR = "operator"
     MCM = "mcm"
@@ -24,78 +24,78 @@ class Program(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """One pod or process of a program."""
+    """Pod or process of a program."""
 
     program: Program
     name: str
-    """Of the pod or process, unique among all replicas."""
+    """Name of the pod or process, unique among all replicas."""
     problem: str = ""
-    """Why it is not ready; empty if it is."""
+    """Reason why the replica is not ready; empty if it is ready."""
     version: str = ""
-    """Of kplane; empty if it is not known."""
+    """Version of kplane; empty if it is unknown."""
     look: str = ""
-    """The command that shows more."""
+    """Command that shows more."""
 
 
 class Log(Protocol):
-    """One log."""
+    """Log of a program."""
 
     @property
     def name(self) -> str:
-        """What tells it from the other logs of the same program."""
+        """Name that distinguishes the log from other logs of the same program."""
 
     @property
     def note(self) -> str:
-        """What a reader has to know of it; empty for nothing."""
+        """Note for the reader of the log; empty if there is none."""
 
     @property
     def silence(self) -> str:
-        """Why it may have no line at all; empty for no reason."""
+        """Reason why the log may have no lines; empty if there is none."""
 
     def lines(self, *, last: int | None, follow: bool) -> AsyncGenerator[str, None]:
-        """Yield the last lines, or all for None; with `follow`, then each new one without an end."""
+        """Yield the last lines, or all if `last` is None. With `follow`, then yield each new line without an end."""
 
 
 class Programs(Protocol):
-    """Knows the programs of kplane of one management cluster.
+    """Programs of kplane of a management cluster.
 
     Methods raise `kplane.provider.ProviderError` if a program, or the API server before it, refuses or does not answer.
     """
 
     @property
     def place(self) -> str:
-        """Where they run, in words."""
+        """Location of the programs, in words."""
 
     @property
     def namespace(self) -> str | None:
-        """The namespace of their pods; None if they are no pods."""
+        """Namespace of the pods; None if the programs are not pods."""
 
     @property
     def required(self) -> Sequence[Program]:
-        """What has to run."""
+        """Programs that must run."""
 
     @property
     def start(self) -> str:
-        """The command that starts those that do not run, or shows why they do not."""
+        """Command that starts missing programs, or shows why they do not run."""
 
     @property
     def upgrade(self) -> str:
-        """The command that brings them to the version of this package."""
+        """Command that upgrades the programs to the version of this package."""
 
     async def replicas(self) -> Sequence[Replica]:
-        """Return all replicas, by program and name."""
+        """Return all replicas, sorted by program and name."""
 
     async def ask(self, replica: Replica, path: str) -> str:
-        """Return what a replica answers under a path of its `--listen` address, such as `/metrics`."""
+        """Return the answer of a replica to a path of its `--listen` address, such as `/metrics`."""
 
     def log(self, replica: Replica) -> Log:
         """Return the log of a replica."""
 
     async def component_logs(self, component: str, *, namespace: str) -> Sequence[Log]:
-        """Return the logs of a component of a control plane, which has this namespace; none if it does not run."""
+        """Return the logs of a component of the control plane with this namespace; empty if it does not run."""
 
     async def instance_logs(self, registration: ControlPlaneRegistration, *, kind: InstanceKind) -> Sequence[Log]:
-        """Return the logs of the instance of a registration; none if it does not run."""
+        """Return the logs of the instance of a registration; empty if it does not run."""
 
     async def memory(self) -> Mapping[str, int]:
-        """Return bytes of memory, by component of control planes; without those of which it is not known."""
+        """Return bytes of memory by component of control planes. Components of unknown size are left out."""

@@ -1,4 +1,4 @@
-"""Logs that are files of this machine."""
+"""Logs in files of this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHUNK_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class FileLog:
-    """A log that a program appends to. It is cut short once it is large; the part before that is in `<path>.1`."""
+    """Log file of a program. When the file is large, its former content is in `<path>.1`, and the file begins again."""
 
     name: str
     path: Path
@@ -25,9 +25,11 @@ class FileLog:
     silence: str = ""
 
     async def lines(self, *, last: int | None, follow: bool) -> AsyncGenerator[str, None]:
-        """Yield the last lines, or all for None; with `follow`, then each new one without an end."""
-        found, offset = await asyncio.to_thread(self._read)
-        for line in found if last is None else found[len(found) - min(last, len(found)) :]:
+        """Yield the last lines, or all if `last` is None. With `follow`, then yield each new line without an end."""
+        complete_lines, offset = await asyncio.to_thread(self._read)
+        for line in (
+            complete_lines if last is None else complete_lines[len(complete_lines) - min(last, len(complete_lines)) :]
+        ):
             yield line
         rest = b""
         while follow:
@@ -38,15 +40,15 @@ class FileLog:
             for chunk in self._chunks(offset, size):
                 offset += len(chunk)
                 *complete, rest = (rest + chunk).split(b"\n")
-                for each in complete:
-                    yield each.decode(errors="replace")
+                for line_bytes in complete:
+                    yield line_bytes.decode(errors="replace")
 
     def _read(self) -> tuple[list[str], int]:
-        """Return all whole lines, and how far the file was read."""
+        """Return all complete lines, and the offset after the last complete line."""
         former = self.path.with_name(f"{self.path.name}.1")
         before = former.read_bytes() if former.exists() else b""
         content = self.path.read_bytes() if self.path.exists() else b""
-        # A line without an end is not complete yet.
+        # A last line without a line feed is not complete yet.
         whole = content[: content.rfind(b"\n") + 1]
         return (before + whole).decode(errors="replace").splitlines(), len(whole)
 

@@ -1,4 +1,4 @@
-"""Finds the programs of kplane of a management cluster."""
+"""Search for the programs of kplane of a management cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["find_programs"]
 
 
 async def find_programs(client: Client) -> Programs | None:
-    """Find the programs: processes of this machine, else pods of the cluster; None if there are none.
+    """Return the programs: processes of this machine, or else pods of the cluster; None if there are none.
 
     Raises `kplane.provider.ProviderError` if the API server refuses or does not answer.
     """

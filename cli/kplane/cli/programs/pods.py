@@ -1,4 +1,4 @@
-"""The programs of kplane as pods of the management cluster, read through its API server."""
+"""Programs of kplane as pods of the management cluster, read through its API server."""
 
 from __future__ import annotations
 
@@ -31,68 +31,68 @@ _NAMESPACE: Final = "kplane-system"
 _HTTP: Final = "http"
 _METRICS: Final = "/apis/metrics.k8s.io/v1beta1/pods"
 _ASK_SECONDS: Final = 5.0
-"""A NetworkPolicy drops what the API server passes on, and nothing answers."""
+"""Timeout of a request to a pod. If a NetworkPolicy drops the request of the API server, no answer arrives."""
 _SEARCHED_LINES: Final = 50_000
-"""So many lines of the log of mcm are searched for those of one instance."""
+"""Number of lines in the log of mcm that are searched for the lines of an instance."""
 _IN_FILES: Final = (
     "mcm writes the logs of its instances to files of its pod; set mcm.instanceLogs to prefixed to read them here"
 )
 _BOTH: Final = "the log of mcm does not tell the programs of a registration apart: these are controllers and scheduler"
 _QUIET_SECONDS: Final = 0.5
-"""A log that says nothing for so long has no more of the past to say."""
+"""Time without a new line after which the past of a log is complete."""
 _PAST_SECONDS: Final = 5.0
-"""A log that is never quiet is of the present after so long."""
+"""Time after which the past of a log without pauses is considered complete."""
 _BY_PROGRAM: Final = {str(program): program for program in Program}
 
 Pod = dict[str, Any]
 
 
 class Pods:
-    """Reads pods with the rights of the user; see `kplane.cli.programs.base.Programs`."""
+    """Reader of pods, with the rights of the user; see `kplane.cli.programs.base.Programs`."""
 
     def __init__(self, client: Client, *, namespace: str) -> None:
         self._client = client
         self._namespace = namespace
         self._serving: dict[str, _Serving] = {}
-        """By pod, as it was seen last."""
+        """Serving container by pod, from the last list."""
 
     @classmethod
     async def of(cls, client: Client) -> Self | None:
-        """Find the namespace with the programs; None if there is none."""
+        """Search for the namespace of the programs. Returns None if there is none."""
         try:
-            found = (await client.list(PODS, label_selector=f"{_PART_OF},{_COMPONENT}=operator")).items
+            pods = (await client.list(PODS, label_selector=f"{_PART_OF},{_COMPONENT}=operator")).items
         except Forbidden:
-            found = (await client.list(PODS, namespace=_NAMESPACE, label_selector=_PART_OF)).items
-        return cls(client, namespace=found[0]["metadata"]["namespace"]) if found else None
+            pods = (await client.list(PODS, namespace=_NAMESPACE, label_selector=_PART_OF)).items
+        return cls(client, namespace=pods[0]["metadata"]["namespace"]) if pods else None
 
     @property
     def place(self) -> str:
-        """The pods of a namespace."""
+        """Description of the pods' namespace."""
         return f"pods in namespace {self._namespace}"
 
     @property
     def namespace(self) -> str | None:
-        """The namespace of the pods."""
+        """Namespace of the pods."""
         return self._namespace
 
     @property
     def required(self) -> Sequence[Program]:
-        """What every installation has: gateway and etcd are optional."""
+        """Programs of each installation. Gateway and etcd are optional."""
         return [Program.OPERATOR, Program.MCM]
 
     @property
     def start(self) -> str:
-        """The command that shows what should start the pods, and why it does not."""
+        """Command that shows the workloads of the pods, and why pods are missing."""
         return f"kubectl describe deployments,statefulsets -n {self._namespace} -l {_PART_OF}"
 
     @property
     def upgrade(self) -> str:
-        """The command that upgrades the chart."""
+        """Command that upgrades the chart."""
         return "kplane upgrade"
 
     async def replicas(self) -> Sequence[Replica]:
-        """Return the pods that are not about to end."""
-        found = [
+        """Return the pods that are not being deleted."""
+        replicas = [
             Replica(
                 program=program,
                 name=pod["metadata"]["name"],
@@ -104,15 +104,15 @@ class Pods:
             if (program := _BY_PROGRAM.get(pod["metadata"]["labels"].get(_COMPONENT, ""))) is not None
         ]
         order = list(Program)
-        return sorted(found, key=lambda each: (order.index(each.program), each.name))
+        return sorted(replicas, key=lambda each: (order.index(each.program), each.name))
 
     async def _pods(self) -> Sequence[Pod]:
-        found = (await self._client.list(PODS, namespace=self._namespace, label_selector=_PART_OF)).items
-        self._serving = {pod["metadata"]["name"]: serving for pod in found if (serving := _serving(pod)) is not None}
-        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+        pods = (await self._client.list(PODS, namespace=self._namespace, label_selector=_PART_OF)).items
+        self._serving = {pod["metadata"]["name"]: serving for pod in pods if (serving := _serving(pod)) is not None}
+        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
     async def ask(self, replica: Replica, path: str) -> str:
-        """Return what a pod answers under a path, by the proxy of the API server."""
+        """Return the answer of a pod to a path, through the proxy of the API server."""
         serving = self._serving.get(replica.name)
         if serving is None:
             raise NotFound(404, "NotFound", f"pod {replica.name} has no port {_HTTP}")
@@ -120,18 +120,18 @@ class Pods:
         return await self._client.text(base + path, timeout_seconds=_ASK_SECONDS)
 
     def log(self, replica: Replica) -> Log:
-        """Return the log of the container of a pod that serves, else of the only one."""
+        """Return the log of the serving container of a pod, or of its only container."""
         serving = self._serving.get(replica.name)
         container = serving.container if serving is not None else None
         return _PodLog(self._client, self._namespace, replica.name, container=container)
 
     async def component_logs(self, component: str, *, namespace: str) -> Sequence[Log]:
         """Return the logs of the pods of a component."""
-        found = await self._client.list(PODS, namespace=namespace, label_selector=selector_of(component))
-        return [_PodLog(self._client, namespace, pod["metadata"]["name"]) for pod in found.items]
+        pods = await self._client.list(PODS, namespace=namespace, label_selector=selector_of(component))
+        return [_PodLog(self._client, namespace, pod["metadata"]["name"]) for pod in pods.items]
 
     async def instance_logs(self, registration: ControlPlaneRegistration, *, kind: InstanceKind) -> Sequence[Log]:
-        """Return what the logs of mcm's pods have of an instance; which of the pods runs it may change."""
+        """Return the lines of an instance from the logs of mcm's pods, because the instance can move between pods."""
         del kind
         note = _BOTH if {Service.CONTROLLERS, Service.SCHEDULER} <= set(registration.status.services) else ""
         if registration.spec.mode is RegistrationMode.DEDICATED:
@@ -139,11 +139,11 @@ class Pods:
             component = mcm_name(control_plane, uid=registration.metadata.uid or "")
             logs = await self.component_logs(component, namespace=management_namespace(control_plane))
         else:
-            logs = [self.log(each) for each in await self.replicas() if each.program is Program.MCM]
+            logs = [self.log(replica) for replica in await self.replicas() if replica.program is Program.MCM]
         return [_InstanceLog(log, registration.name, note=note) for log in logs]
 
     async def memory(self) -> Mapping[str, int]:
-        """Return what the metrics server measured, if there is one; a component may have several pods."""
+        """Return the measurements of the metrics server, if there is one. The pods of a component are added up."""
         try:
             answer = await self._client.request("GET", _METRICS, params={"labelSelector": MANAGED})
         except NotFound:
@@ -152,18 +152,18 @@ class Pods:
             if error.status == 503:
                 return {}
             raise
-        found: dict[str, int] = {}
+        sizes_by_component: dict[str, int] = {}
         for pod in answer.get("items") or ():
             component = pod["metadata"]["labels"].get(COMPONENT_LABEL, "")
-            sizes = [int(quantity(each["usage"]["memory"])) for each in pod.get("containers") or ()]
-            found[component] = found.get(component, 0) + sum(sizes)
-        return found
+            sizes = [int(quantity(container["usage"]["memory"])) for container in pod.get("containers") or ()]
+            sizes_by_component[component] = sizes_by_component.get(component, 0) + sum(sizes)
+        return sizes_by_component
 
 
 def pod_problem(pod: Pod) -> str:
-    """Say why a pod is not ready; empty if it is."""
+    """Return the reason why a pod is not ready; empty if it is ready."""
     status = pod.get("status") or {}
-    conditions = {each["type"]: each for each in status.get("conditions") or ()}
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     if conditions.get("Ready", {}).get("status") == "True":
         return ""
     for container in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
@@ -181,21 +181,21 @@ def pod_problem(pod: Pod) -> str:
 
 
 def _words(state: Mapping[str, Any]) -> str:
-    said = state.get("message") or ""
-    message = " ".join((last_fatal_line(said) or said).split())
+    text = state.get("message") or ""
+    message = " ".join((last_fatal_line(text) or text).split())
     return f"{state.get('reason', 'unknown')}{f': {message[-300:]}' if message else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Serving:
-    """The container of a pod that answers, and its port."""
+    """Serving container of a pod, and its port."""
 
     container: str
     port: int
 
 
 def _serving(pod: Pod) -> _Serving | None:
-    """Find what serves. It may be a sidecar, which is among the init containers."""
+    """Return the serving container, which may be a sidecar among the init containers."""
     spec = pod["spec"]
     return next(
         (
@@ -210,7 +210,7 @@ def _serving(pod: Pod) -> _Serving | None:
 
 @dataclass(frozen=True, slots=True)
 class _PodLog:
-    """The log of one container of a pod; None if it has only one."""
+    """Log of a container of a pod. `container` is None if the pod has a single container."""
 
     client: Client
     namespace: str
@@ -220,7 +220,10 @@ class _PodLog:
     container: str | None = None
 
     async def lines(self, *, last: int | None, follow: bool) -> AsyncGenerator[str, None]:
-        """Yield the last lines, or all for None; with `follow`, then each new one until the container ends."""
+        """Yield the last lines, or all if `last` is None.
+
+        With `follow`, then yield new lines until the container ends.
+        """
         async with self.client.pods.log_lines(
             self.name, namespace=self.namespace, container=self.container, tail_lines=last, follow=follow
         ) as lines:
@@ -230,7 +233,7 @@ class _PodLog:
 
 @dataclass(frozen=True, slots=True)
 class _InstanceLog:
-    """The lines of one instance in a log of mcm."""
+    """Lines of an instance in a log of mcm."""
 
     log: Log
     registration: str
@@ -239,48 +242,48 @@ class _InstanceLog:
 
     @property
     def name(self) -> str:
-        """Of the pod."""
+        """Name of the pod."""
         return self.log.name
 
     async def lines(self, *, last: int | None, follow: bool) -> AsyncGenerator[str, None]:
-        """Yield the last lines, or all for None; with `follow`, then each new one."""
+        """Yield the last lines, or all if `last` is None. With `follow`, then yield each new line."""
         searched = self.log.lines(last=_SEARCHED_LINES, follow=follow)
-        kept = deque[str](maxlen=last)
+        recent = deque[str](maxlen=last)
         async with contextlib.aclosing(searched), contextlib.aclosing(_in_time(searched, follow=follow)) as lines:
             is_past = True
             async for line in lines:
                 if line is None:
                     is_past = False
-                    for each in kept:
-                        yield each
-                elif (found := instance_line(line, self.registration)) is None:
+                    for past_line in recent:
+                        yield past_line
+                elif (own_line := instance_line(line, self.registration)) is None:
                     continue
                 elif is_past:
-                    kept.append(found)
+                    recent.append(own_line)
                 else:
-                    yield found
+                    yield own_line
 
 
 async def _in_time(lines: AsyncGenerator[str, None], *, follow: bool) -> AsyncGenerator[str | None, None]:
-    """Yield lines, and None once after those of the past: when they end, or with `follow`, when they pause."""
+    """Yield lines, and None once after the lines of the past: at the end, or with `follow` at the first pause."""
     clock = asyncio.get_running_loop().time
-    ends, is_past, quiet = clock() + _PAST_SECONDS, True, _PAST_SECONDS
-    coming = asyncio.ensure_future(_next(lines))
+    deadline, is_past, quiet = clock() + _PAST_SECONDS, True, _PAST_SECONDS
+    task = asyncio.ensure_future(_next(lines))
     try:
         while True:
             if is_past and follow:
-                await asyncio.wait({coming}, timeout=min(quiet, max(0.0, ends - clock())))
-                if not coming.done():
+                await asyncio.wait({task}, timeout=min(quiet, max(0.0, deadline - clock())))
+                if not task.done():
                     is_past = False
                     yield None
-            if (line := await coming) is None:
+            if (line := await task) is None:
                 break
             yield line
             quiet = _QUIET_SECONDS
-            coming = asyncio.ensure_future(_next(lines))
+            task = asyncio.ensure_future(_next(lines))
     finally:
-        coming.cancel()
-        await asyncio.wait({coming})
+        task.cancel()
+        await asyncio.wait({task})
     if is_past:
         yield None
 
@@ -290,7 +293,7 @@ async def _next(lines: AsyncGenerator[str, None]) -> str | None:
 
 
 def instance_line(line: str, registration: str) -> str | None:
-    """Return what a line of mcm's log says of the instances of a registration; None if it is about others."""
+    """Return the part of a line of mcm's log about the instances of a registration; None if it is about others."""
     prefix = f"[{registration}] "
     if line.startswith(prefix):
         return line.removeprefix(prefix)

@@ -1,4 +1,4 @@
-"""The programs of kplane as processes of this machine: those of `kplane up`, of the demo and of tests."""
+"""Programs of kplane as processes of this machine: those of `kplane up`, of the demo and of tests."""
 
 from __future__ import annotations
 
@@ -39,38 +39,41 @@ _ASK_SECONDS: Final = 5.0
 
 
 class Processes:
-    """Reads files and processes of this user; see `kplane.cli.programs.base.Programs`."""
+    """Reader of the files and processes of this user; see `kplane.cli.programs.base.Programs`."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
 
     @classmethod
     def of(cls, server: str) -> Self | None:
-        """Find the management cluster of this machine whose API has this URL, by its processes."""
+        """Search for the management cluster of this machine with this API URL, by its processes.
+
+        None if there is none.
+        """
         for component in running_components():
             if component.name != components.API_SERVER or component.parent.name != _RUNTIME:
                 continue
             try:
                 handle = Handle.load(component.parent.parent)
             except (EmbeddedError, OSError):
-                continue  # it starts or ends
+                continue  # the cluster starts or ends at this moment
             if handle.server == server:
                 return cls(handle)
         return None
 
     @property
     def place(self) -> str:
-        """The directory of the management cluster."""
+        """Description of the management cluster's directory."""
         return f"processes in {self._handle.directory}"
 
     @property
     def namespace(self) -> str | None:
-        """None: they are no pods."""
+        """None, because the programs are not pods."""
         return None
 
     @property
     def required(self) -> Sequence[Program]:
-        """What was started with the management cluster."""
+        """Programs that were started with the management cluster."""
         handle = self._handle
         started = {
             Program.OPERATOR: handle.operator_url,
@@ -82,7 +85,7 @@ class Processes:
 
     @property
     def start(self) -> str:
-        """The command that starts them again."""
+        """Command that starts the programs again."""
         if (self._handle.directory / DEMO_MARKER).exists():
             return f"kplane demo --directory {shlex.quote(str(self._handle.directory))}"
         where = f"--directory {shlex.quote(str(self._handle.directory))}"
@@ -91,11 +94,11 @@ class Processes:
 
     @property
     def upgrade(self) -> str:
-        """The same: it starts the programs of this package."""
+        """The command of `start`, because it starts the programs of this package."""
         return self.start
 
     async def replicas(self) -> Sequence[Replica]:
-        """Return the processes that were started, with what each says of itself."""
+        """Return the processes that were started, each with its readiness."""
         problems = await asyncio.gather(*(self._problem(program) for program in self.required))
         return [
             Replica(
@@ -109,11 +112,11 @@ class Processes:
         ]
 
     async def _problem(self, program: Program) -> str:
-        running = [each for each in marked_processes(self._directory(program).path) if each.program]
+        running = [process for process in marked_processes(self._directory(program).path) if process.program]
         if not running:
             return "its process does not run"
         if program is Program.ETCD:
-            return ""  # it says of itself what the operator says of it
+            return ""  # the operator reports problems of etcd
         try:
             status, text = await self._get(program, "/readyz")
         except Unreachable as error:
@@ -121,7 +124,7 @@ class Processes:
         return "" if status < 400 else " ".join(line for line in text.splitlines() if not line.startswith("[+]"))
 
     async def ask(self, replica: Replica, path: str) -> str:
-        """Return what a process answers under a path."""
+        """Return the answer of a process to a path."""
         status, text = await self._get(replica.program, path)
         if status >= 400:
             raise Unreachable(f"{replica.name} answered {status} to {path}: {text[:300]}", kind="protocol")
@@ -136,20 +139,20 @@ class Processes:
             async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
                 return response.status, await response.text()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            why = str(error) or "no answer in time"
-            raise Unreachable(f"{directory.path.name} does not answer at {url}: {why}", kind="connect") from error
+            cause = str(error) or "no answer in time"
+            raise Unreachable(f"{directory.path.name} does not answer at {url}: {cause}", kind="connect") from error
 
     def log(self, replica: Replica) -> Log:
         """Return the log of a process."""
         return FileLog(replica.name, self._directory(replica.program).log)
 
     async def component_logs(self, component: str, *, namespace: str) -> Sequence[Log]:
-        """Return the log of a component, also if it does not run now."""
+        """Return the log of a component, even if the component does not run now."""
         del namespace
         return _existing(component, ComponentDirectory(self._handle.operator_directory / component))
 
     async def instance_logs(self, registration: ControlPlaneRegistration, *, kind: InstanceKind) -> Sequence[Log]:
-        """Return the log of an instance, also if it does not run now."""
+        """Return the log of an instance, even if the instance does not run now."""
         directory = self._handle.mcm_directory
         if registration.spec.mode is RegistrationMode.DEDICATED:
             control_plane = registration.spec.control_plane_ref.name
@@ -172,11 +175,14 @@ def _existing(name: str, directory: ComponentDirectory) -> Sequence[Log]:
 
 
 def _memory(directory: Path) -> Mapping[str, int]:
-    """Return bytes by component of the operator; what runs within one, such as the instance of an mcm, is its own."""
+    """Return bytes by component of the operator.
+
+    A process inside of a component, such as an instance of mcm, counts for it.
+    """
     entries = marked_processes(directory)
-    sizes = pss_by_pid(each.pid for each in entries)
-    found: dict[str, int] = {}
-    for each in entries:
-        name = Path(each.marker).relative_to(directory.resolve()).parts[0]
-        found[name] = found.get(name, 0) + sizes.get(each.pid, 0)
-    return found
+    sizes = pss_by_pid(process.pid for process in entries)
+    sizes_by_component: dict[str, int] = {}
+    for process in entries:
+        name = Path(process.marker).relative_to(directory.resolve()).parts[0]
+        sizes_by_component[name] = sizes_by_component.get(name, 0) + sizes.get(process.pid, 0)
+    return sizes_by_component

@@ -1,1 +1,1 @@
-"""The page of `kplane ui`: the control planes of a management cluster, to look at."""
+"""Page of `kplane ui`, which shows the control planes of a management cluster."""

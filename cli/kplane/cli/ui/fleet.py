@@ -1,4 +1,4 @@
-"""What the page shows of the control planes, as plain values."""
+"""Content of the page about control planes, as JSON values."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def show_fleet(
     *,
     usages: Mapping[str, Usage],
 ) -> dict[str, Any]:
-    """Return the content of the page: totals, and one row for each control plane, by name, with what it takes."""
+    """Return the content of the page: totals, and a row for each control plane by name, with its resource usage."""
     services = _services(registrations)
     rows = [
-        _row(each, services.get(each.name, []), usages.get(each.name))
-        for each in sorted(control_planes, key=lambda each: each.name)
+        _row(control_plane, services.get(control_plane.name, []), usages.get(control_plane.name))
+        for control_plane in sorted(control_planes, key=lambda each: each.name)
     ]
     phases = [row["phase"] for row in rows]
     totals = {
@@ -44,24 +44,24 @@ def show_fleet(
 
 
 def _services(registrations: Iterable[ControlPlaneRegistration]) -> Mapping[str, list[dict[str, Any]]]:
-    """Map each control plane to its registrations."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for each in registrations:
-        running = find_condition(each.status.conditions, RUNNING)
-        shown = {
-            "name": each.name,
-            "services": [str(service) for service in each.status.services],
+    """Return the registrations of each control plane."""
+    registrations_by_name: dict[str, list[dict[str, Any]]] = {}
+    for registration in registrations:
+        running = find_condition(registration.status.conditions, RUNNING)
+        summary = {
+            "name": registration.name,
+            "services": [str(service) for service in registration.status.services],
             "running": running.status if running is not None else "Unknown",
             "message": running.message if running is not None and running.status != "True" else "",
         }
-        found.setdefault(each.spec.control_plane_ref.name, []).append(shown)
-    return found
+        registrations_by_name.setdefault(registration.spec.control_plane_ref.name, []).append(summary)
+    return registrations_by_name
 
 
 def _row(found: ControlPlane, registrations: list[dict[str, Any]], usage: Usage | None) -> dict[str, Any]:
     status = found.status
     ready = find_condition(status.conditions, READY)
-    asleep, moving, storage = status.hibernation, status.migration, status.storage
+    hibernation, migration, storage = status.hibernation, status.migration, status.storage
     return {
         "name": found.name,
         "class": found.spec.class_ref.name if found.spec.class_ref is not None else None,
@@ -75,17 +75,26 @@ def _row(found: ControlPlane, registrations: list[dict[str, Any]], usage: Usage 
         "rate": usage.rate if usage is not None else None,
         "why": f"{ready.reason}: {ready.message}" if ready is not None and ready.status != "True" else "",
         "conditions": [
-            {"type": each.type, "status": each.status, "reason": each.reason, "message": each.message}
-            for each in status.conditions
+            {
+                "type": item.type,
+                "status": item.status,
+                "reason": item.reason,
+                "message": item.message,
+            }
+            for item in status.conditions
         ],
-        "asleep": {"since": _time(asleep.since), "reason": asleep.reason, "nextWake": _time(asleep.next_wake)}
-        if asleep is not None
+        "asleep": {
+            "since": _time(hibernation.since),
+            "reason": hibernation.reason,
+            "nextWake": _time(hibernation.next_wake),
+        }
+        if hibernation is not None
         else None,
-        "migration": {"step": str(moving.step), "percent": moving.percent, "message": moving.message}
-        if moving is not None and moving.step is not None and not moving.step.is_cut
+        "migration": {"step": str(migration.step), "percent": migration.percent, "message": migration.message}
+        if migration is not None and migration.step is not None and not migration.step.is_cut
         else None,
         "registrations": registrations,
-        "endpoints": [{"type": str(each.type), "url": each.url} for each in status.endpoints],
+        "endpoints": [{"type": str(item.type), "url": item.url} for item in status.endpoints],
     }
 
 
@@ -93,8 +102,8 @@ def _memory(usage: Usage | None) -> int | None:
     """Return the bytes of its API server, its etcd and its controllers, as far as they are known."""
     if usage is None:
         return None
-    known = [each for each in (usage.memory_bytes, usage.controllers_bytes) if each is not None]
-    return sum(known) if known else None
+    sizes = [size for size in (usage.memory_bytes, usage.controllers_bytes) if size is not None]
+    return sum(sizes) if sizes else None
 
 
 def _time(value: datetime | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Opens the page in a browser without its key in the arguments of a process, which all users of a machine may read."""
+"""Opening of the page in a browser. The key is not in the arguments of a process, which other users can read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["redirecting"]
 
 @contextlib.contextmanager
 def redirecting(address: str) -> Iterator[Path]:
-    """Write a page that leads to an address, for this user only, and remove it at the end."""
+    """Write a page that redirects to an address, readable for this user only, and remove it at the end."""
     with tempfile.TemporaryDirectory(prefix="kplane-ui-") as directory:
         path = Path(directory) / "open.html"
         path.touch(mode=0o600)

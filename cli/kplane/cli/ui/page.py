@@ -1,4 +1,4 @@
-"""The page and its content over HTTP, at an address that has a key in it."""
+"""HTTP server of the page and its content, at an address that contains a key."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _HEADERS: Final = {
 
 @contextlib.asynccontextmanager
 async def serving(fleet: Callable[[], Mapping[str, Any]], *, port: int) -> AsyncIterator[str]:
-    """Serve the page inside of this context, on 127.0.0.1, and give its address. `fleet` returns the content as of now.
+    """Serve the page on 127.0.0.1 within this context, and yield its address.
 
-    The key in the address keeps other users of the machine, and pages of other sites, away. `port` 0 takes a free one.
-    Raises OSError if the port is taken.
+    `fleet` returns the present content. The key in the address keeps away other users of the machine, and pages of
+    other sites. Port 0 chooses a free port. Raises OSError if the port is in use.
     """
     key = secrets.token_urlsafe(24)
     app = web.Application()

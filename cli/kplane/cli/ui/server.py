@@ -1,4 +1,4 @@
-"""Serves the page on this machine, for one person: with the rights of that person's kubeconfig, and read-only."""
+"""Server of the page on this machine, for a single user: with the rights of the user's kubeconfig, and read-only."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from kplane.provider.errors import Forbidden
 __all__ = ["Measured", "serve"]
 
 _MEASURED_SECONDS: Final = 10.0
-"""Programs are asked so seldom, as the table does not need more."""
+"""Period of the measurements, which is short enough for the table."""
 
 Kind = TypeVar("Kind", bound=ResourceModel)
 
 
 @dataclass(slots=True)
 class Measured:
-    """Keeps what control planes take."""
+    """Resource usage of control planes, measured repeatedly."""
 
     usages: Mapping[str, Usage] = field(default_factory=dict)
     problems: Sequence[str] = ()
-    """What is not known, and why."""
+    """Unknown values, with the causes."""
     looked_at: datetime | None = None
-    """When the API server answered last, by the clock of this machine."""
+    """Time of the last answer of the API server, by the clock of this machine."""
 
     async def measure(self, control_planes: ControlPlanes) -> None:
         meter: UsageMeter | None = None
@@ -43,7 +43,7 @@ class Measured:
             try:
                 if meter is None:
                     meter = UsageMeter(control_planes, await _programs(control_planes.client))
-                self.usages = {each.name: each for each in await meter.look()}
+                self.usages = {usage.name: usage for usage in await meter.look()}
                 self.looked_at = datetime.now(UTC)
                 self.problems = list(meter.problems)
             except ProviderError as error:
@@ -52,7 +52,7 @@ class Measured:
 
 
 async def _programs(client: Client) -> Programs | None:
-    """Find the programs of kplane; a user who may not look for them sees the rest."""
+    """Return the programs of kplane; None if the user has no right to search for them."""
     try:
         return await find_programs(client)
     except Forbidden:
@@ -61,7 +61,7 @@ async def _programs(client: Client) -> Programs | None:
 
 @dataclass(slots=True)
 class _Known(Generic[Kind]):
-    """Keeps the objects of one kind as they are now."""
+    """Current objects of a kind."""
 
     objects: dict[str, Kind] = field(default_factory=dict)
 
@@ -75,23 +75,23 @@ class _Known(Generic[Kind]):
 
 
 async def serve(control_planes: ControlPlanes, *, port: int, ready: Callable[[str], None]) -> None:
-    """Serve the page until it is cancelled, and tell `ready` its address. `port` 0 takes a free one.
+    """Serve the page until cancelled, and pass its address to `ready`. Port 0 chooses a free port.
 
-    Raises OSError if the port is taken, and `kplane.provider.ProviderError` if the API server refuses to list.
+    Raises OSError if the port is in use, and `kplane.provider.ProviderError` if the API server refuses to list.
     """
-    known, registered, measured = _Known[ControlPlane](), _Known[ControlPlaneRegistration](), Measured()
+    control_plane_objects, registered, measured = _Known[ControlPlane](), _Known[ControlPlaneRegistration](), Measured()
 
     def fleet() -> Mapping[str, Any]:
         return {
             "server": control_planes.client.config.server,
             "unknown": list(measured.problems),
             "lookedAt": measured.looked_at.isoformat() if measured.looked_at is not None else None,
-            **show_fleet(known.objects.values(), registered.objects.values(), usages=measured.usages),
+            **show_fleet(control_plane_objects.objects.values(), registered.objects.values(), usages=measured.usages),
         }
 
     try:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(known.follow(control_planes, ControlPlane), name="ui: control planes")
+            tasks.create_task(control_plane_objects.follow(control_planes, ControlPlane), name="ui: control planes")
             tasks.create_task(registered.follow(control_planes, ControlPlaneRegistration), name="ui: registrations")
             tasks.create_task(measured.measure(control_planes), name="ui: use")
             async with serving(fleet, port=port) as address:
