@@ -1,4 +1,4 @@
-"""The running operator: everything built, connected, and ended in order."""
+"""The running operator: creates, connects and closes its parts."""
 
 from __future__ import annotations
 
@@ -90,25 +90,31 @@ _PROBES: Final = "credentialprobe"
 _RECONCILE_SECONDS: Final = 90.0
 _RELIST_SECONDS: Final = 600.0
 _WAITING_FOR_EACH_WORKER: Final = 8
-"""Reconciles that wait for a tenant's answer without a worker: each costs memory, some ten kilobytes, and no time."""
+"""Number of reconciles per worker that may wait for a tenant's answer without a worker.
+
+A waiting reconcile costs about ten kilobytes of memory, and no CPU time.
+"""
 
 
 def collectors(stores: Stores, *, usage: Callable[[str], Usage | None]) -> tuple[Collector, ...]:
-    """Return what reads metrics from the caches whenever Prometheus asks; `usage` as in `StorageMetrics`."""
+    """Return the collectors that read metrics from the caches at each scrape; `usage` is as in `StorageMetrics`."""
     return ExpiryMetrics(stores), StorageMetrics(stores, usage=usage), SnapshotMetrics(stores)
 
 
 async def run_operator(settings: OperatorConfig, *, stop: asyncio.Event) -> None:
-    """Run until `stop` is set; components of control planes keep running without it.
+    """Run the operator until `stop` is set; components of control planes keep running afterwards.
 
-    Only the holder of the Lease works. Other replicas of its installation follow the objects, to be ready at once.
-    Raises KubeconfigError, RuntimeFailure or OSError if it cannot start. Raises in a group LeaseLost if the work had to
-    end, and AnotherOperator if an operator of another installation works.
+    Only the holder of the Lease writes. Other replicas of its installation watch the objects, so that they can take
+    over at once. Raises KubeconfigError, RuntimeFailure or OSError if the operator cannot start. Raises an exception
+    group with LeaseLost if the Lease was lost, or with AnotherOperator if an operator of another installation holds the
+    Lease.
     """
-    # Before there are threads: to trust a CA, the library of buckets takes it from the environment.
-    opened = _open_snapshots(settings)
+    # Open the storage before any thread starts: the library for buckets reads its CA from the environment.
+    open_storage = _open_snapshots(settings)
     config = settings.management_config()
-    default = ClusterConfig.load(settings.cluster_kubeconfig) if settings.cluster_kubeconfig is not None else None
+    default_credentials = (
+        ClusterConfig.load(settings.cluster_kubeconfig) if settings.cluster_kubeconfig is not None else None
+    )
     async with AsyncExitStack() as stack:
         leadership = await stack.enter_async_context(
             Leadership(settings.election, config=config, state_dir=settings.state_dir)
@@ -122,12 +128,12 @@ async def run_operator(settings: OperatorConfig, *, stop: asyncio.Event) -> None
                 before_write=leadership.check,
             )
         )
-        snapshots = opened(client) if opened is not None else None
+        snapshots = open_storage(client) if open_storage is not None else None
         if snapshots is not None:
             stack.callback(snapshots.close)
         runtime = _runtime(client, settings)
         if isinstance(runtime, PodRuntime):
-            # It only watches by itself, while one of processes looks after them.
+            # On its own, the runtime of pods only watches. The runtime of processes supervises, so `work` opens it.
             await stack.enter_async_context(runtime)
         context = _context(client, settings)
         stack.push_async_callback(context.connections.aclose)
@@ -137,7 +143,7 @@ async def run_operator(settings: OperatorConfig, *, stop: asyncio.Event) -> None
             settings,
             context=context,
             runtime=runtime,
-            default_credentials=default,
+            default_credentials=default_credentials,
             snapshots=snapshots,
             leading=lambda: leadership.leading,
         )
@@ -162,7 +168,7 @@ async def run_operator(settings: OperatorConfig, *, stop: asyncio.Event) -> None
 
 
 def _open_snapshots(settings: OperatorConfig) -> Callable[[Client], SnapshotStorage] | None:
-    """Open the storage of snapshots. Control planes need none: if it cannot be opened, the operator works without."""
+    """Open the storage of snapshots; None if it cannot be opened, because control planes work without snapshots."""
     try:
         return settings.open_snapshots()
     except (BackupFailed, OSError) as error:
@@ -177,7 +183,7 @@ def _runtime(client: Client, settings: OperatorConfig) -> ProcessRuntime | PodRu
 
 
 def _shared_etcd(client: Client, settings: OperatorConfig) -> tuple[SharedEtcd | None, CredentialsKeeper | None]:
-    """Return the shared etcd, and who keeps its credentials where that is our task."""
+    """Return the shared etcd, and the keeper of its credentials if the operator maintains these."""
     match settings.shared_etcd:
         case None:
             return None, None
@@ -226,7 +232,7 @@ class _Reconciler(Protocol):
 
 
 class _Assembly:
-    """The parts of the operator, each connected to the others."""
+    """Parts of the operator, connected to each other."""
 
     def __init__(
         self,
@@ -253,7 +259,7 @@ class _Assembly:
             self._etcds[name] = SharedEtcd.from_directory(at.credentials, endpoint=at.endpoint)
         self._snapshot_jobs = SnapshotJobs()
         self._importer = SnapshotImporter(context, storage=snapshots) if snapshots is not None else None
-        # Of its own, so that a restore does not wait for all snapshots that are due.
+        # A separate pool of jobs, so that a restore does not wait for all snapshots that are due.
         self._restore_jobs = SnapshotJobs()
         sources = Sources(context, runtime=runtime, data_stores=self._etcds)
         restorer = SnapshotRestorer(context, jobs=self._restore_jobs, storage=snapshots, sources=sources)
@@ -349,8 +355,12 @@ class _Assembly:
             ),
         }
         self._reconcilers: dict[str, tuple[str, Reconcile, OnFailure]] = {
-            name: (each.failures.kind, each.failures.guarded(each.reconcile), each.failures.failed)
-            for name, each in kinds.items()
+            name: (
+                reconciler.failures.kind,
+                reconciler.failures.guarded(reconciler.reconcile),
+                reconciler.failures.failed,
+            )
+            for name, reconciler in kinds.items()
         }
         addons = ControlPlaneAddonsReconciler(context, bundles=bundles)
         self._reconcilers[_ADDONS] = CONTROL_PLANES.kind, addons.reconcile, self._counting(_ADDONS)
@@ -386,16 +396,16 @@ class _Assembly:
         }
 
     async def close(self) -> None:
-        """Close what is connected."""
+        """Close the connections to shared etcds."""
         for etcd in self._etcds.values():
             await etcd.close()
 
     def checks(self) -> dict[str, Check]:
-        """Return what /readyz looks at."""
+        """Return the checks of /readyz, by name."""
         return {"caches": self._caches_problem, "shared-etcd": self._etcd_problem}
 
     def following(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """Return, by name, what runs at all times: it reads, and writes nothing."""
+        """Return the tasks of all replicas, by name; these tasks read, and do not write."""
         watching = KopfFeeds(
             self._settings.management_config,
             stores=self._context.stores.fed_by_kopf(),
@@ -410,13 +420,13 @@ class _Assembly:
         }
 
     async def work(self) -> None:
-        """Do what only one operator may do at a time, until cancelled."""
+        """Run the tasks of the leader until cancelled."""
         context = self._context
         async with AsyncExitStack() as stack:
             if isinstance(self._runtime, ProcessRuntime):
                 await stack.enter_async_context(self._runtime)
             stack.callback(self._runtime.subscribe(self._wake))
-            # Only now are there workers that take keys out of the queues.
+            # Connect only now: without workers, keys would pile up in the queues.
             connect(context.stores, queues=context.queues)
             wake_all(context.stores, queues=context.queues)
             self._metrics.observe(control_planes=context.stores.control_planes, queues=context.queues.by_name())
@@ -438,23 +448,24 @@ class _Assembly:
                 **{f"{name} controller": self._control(name) for name in context.queues.by_name()},
             }
             async with asyncio.TaskGroup() as group:
-                for name, each in work.items():
-                    group.create_task(each, name=name)
+                for name, task in work.items():
+                    group.create_task(task, name=name)
 
     def _wake(self, component: str) -> None:
-        """Reconcile the objects that a changed component of the runtime belongs to."""
+        """Enqueue the objects to which a changed component of the runtime belongs."""
         wake_by_component(component, stores=self._context.stores, queues=self._context.queues)
         self._dedicated.wake(component)
 
     async def _import_snapshots(self) -> None:
-        # A snapshot that is not in the cache yet would be imported besides.
+        # Wait for the caches: a snapshot that is missing in the cache would be imported again.
         await self._known.wait()
         if self._importer is not None:
             await self._importer.run()
 
     async def _control(self, name: str) -> None:
-        # Half-filled stores would make objects seem to be missing. And only a list made since then shows what the
-        # operator before this one wrote last, such as which control plane has which clusterPath.
+        # Wait for complete caches, because objects would seem to be missing otherwise. Only a list from after the
+        # election contains the last writes of the former operator, for example which control plane has which
+        # clusterPath.
         await self._grants_gc.synced.wait()
         await self._bundles.synced.wait()
         await self._context.secrets.synced.wait()
@@ -476,7 +487,7 @@ class _Assembly:
         await controller.run()
 
     def _counting(self, controller: str) -> OnFailure:
-        """Return what counts failures of a controller that reports in a condition of its own, and not in Synced."""
+        """Return the failure callback of a controller that reports in its own condition instead of Synced."""
 
         async def count(_key: Key, _error: BaseException) -> None:
             self._metrics.failed(controller)
@@ -491,12 +502,12 @@ class _Assembly:
         return problem or "the management cluster was not listed yet"
 
     def _etcd_problem(self) -> str | None:
-        # Only the leader keeps its credentials.
+        # Only the leader maintains the credentials of the etcd.
         return self._data_stores.problem() if self._leading() else None
 
 
 class _Opened:
-    """Follows a kind with an Informer, as a whole or by a label."""
+    """Watches a kind with an Informer, fully or by a label selector."""
 
     def __init__(
         self,
@@ -515,11 +526,12 @@ class _Opened:
         self.synced: Final = self._informer.synced
 
     async def run(self) -> None:
-        """Follow until cancelled."""
+        """Watch until cancelled."""
         await self._informer.run(self._seen)
 
     def _seen(self, event: Event) -> None:
         self._store.see(event)
         if event.kind == "DELETED" and self._missed is not None and self._store.get(event.entry.key) is not None:
-            # It went while the watch was away, and the store has a later version of it: an answer to a write.
+            # The object was deleted while the watch was interrupted. The store has a later version of it, from the
+            # answer to a write.
             self._missed()

@@ -1,8 +1,8 @@
-"""The class that a control plane follows: the one it names, and where that cannot be followed, what was decided last.
+"""The class in force of a control plane: the class that it names, or else its remembered class.
 
-A class may be deleted or edited at any time, and a control plane may come to name another one. It was promised what its
-class said: a deletion policy, a role, credentials that are renewed. So that is written down with each control plane
-before anything is made after it.
+A class may be deleted or edited at any time, and a control plane may name another class later. Users rely on the
+settings of the class: deletion policy, role, and renewal of credentials. So the operator records these settings with
+each control plane before it applies them.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ClassInForce:
-    """What a control plane follows."""
+    """Class that a control plane follows."""
 
     chosen: ControlPlaneClass | None
-    """None where the control plane names no class, or where there is none to follow."""
+    """Class in force; None if the control plane names no class, or no class can be followed."""
     lost: ConditionError | None = None
-    """Why that is not the class as it is now: ClassNotFound, ClassInvalid, ModeNotAllowed or AuthModelNotSupported."""
+    """Why the present class is not in force: ClassNotFound, ClassInvalid, ModeNotAllowed or AuthModelNotSupported."""
 
     def remembered(self) -> RememberedClass | None:
-        """Return what is to be written down, so that it can be followed once the class is gone."""
+        """Return the record of the class for the status, with which the control plane follows it after its deletion."""
         if self.chosen is None:
             return None
         spec = self.chosen.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -64,34 +64,35 @@ class ClassInForce:
 
 
 def class_in_force(control_plane: ControlPlane, *, classes: Store) -> ClassInForce:
-    """Return the class that the control plane names; where that cannot be, the one that it followed last, as it was.
+    """Return the class that the control plane names, or else its remembered class with the reason.
 
-    Where the class can be read, its deletion policy counts in any case: to be deleted needs no more than that.
+    If the named class is readable, its deletion policy applies in any case, because a deletion needs no other setting.
+    A control plane that is being deleted is not checked against the class.
     """
     reference = control_plane.spec.class_ref
     if reference is None:
         return ClassInForce(None)
     try:
-        named = classes.read(("", reference.name), ControlPlaneClass.model_validate)
+        named_class = classes.read(("", reference.name), ControlPlaneClass.model_validate)
     except ValidationError as error:
         return ClassInForce(_read_memory(control_plane), invalid_class(reference.name, error))
-    if named is None:
+    if named_class is None:
         lost = ConditionError(
             Reason.CLASS_NOT_FOUND,
             f"ControlPlaneClass {reference.name}, named by spec.classRef, does not exist; create it or name another",
         )
         return ClassInForce(_read_memory(control_plane), lost)
     if control_plane.deleting:
-        return ClassInForce(named)
+        return ClassInForce(named_class)
     try:
-        check_class(control_plane, chosen=named)
+        check_class(control_plane, chosen=named_class)
     except ConditionError as refused:
-        return ClassInForce(_held_to(named, memory=_read_memory(control_plane), of=control_plane), refused)
-    return ClassInForce(_with_former_schedule(named, of=control_plane))
+        return ClassInForce(_held_to(named_class, memory=_read_memory(control_plane), of=control_plane), refused)
+    return ClassInForce(_with_former_schedule(named_class, of=control_plane))
 
 
 def invalid_class(name: str, error: ValidationError) -> ConditionError:
-    """Say what of a class this operator does not understand, such as what a later version of the CRD allows."""
+    """Return the error of a class with invalid fields, for example from a later version of the CRD."""
     fields = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:3])
     return ConditionError(
         Reason.CLASS_INVALID,
@@ -101,11 +102,11 @@ def invalid_class(name: str, error: ValidationError) -> ConditionError:
 
 
 def with_class_found(control_plane: ControlPlane, *, followed: ClassInForce) -> list[Condition]:
-    """Return the control plane's conditions, with ClassFound=False where it follows what is remembered of its class."""
+    """Return the conditions with ClassFound=False if the control plane follows its remembered class."""
     conditions = control_plane.status.conditions
     if followed.lost is None or followed.chosen is None:
         return [condition for condition in conditions if condition.type != CLASS_FOUND]
-    said = f"what class {followed.chosen.name} said last stays in force"
+    statement = f"what class {followed.chosen.name} said last stays in force"
     policy = f"with deletionPolicy {followed.chosen.spec.deletion_policy or DeletionPolicy.RETAIN}"
     return with_condition(
         conditions,
@@ -113,25 +114,31 @@ def with_class_found(control_plane: ControlPlane, *, followed: ClassInForce) -> 
         type=CLASS_FOUND,
         status="False",
         reason=followed.lost.reason,
-        message=f"{followed.lost.message}; until then, {said}, {policy}",
+        message=f"{followed.lost.message}; until then, {statement}, {policy}",
     )
 
 
 def _read_memory(control_plane: ControlPlane) -> ControlPlaneClass | None:
-    known, named = control_plane.status.remembered_class, control_plane.spec.class_ref
-    # Before anything was published, no user relies on a class that is not named any more.
-    if known is None or (control_plane.status.endpoint is None and (named is None or named.name != known.name)):
+    memory, reference = control_plane.status.remembered_class, control_plane.spec.class_ref
+    # Before the first publication, no user relies on a class that the control plane no longer names.
+    if memory is None or (
+        control_plane.status.endpoint is None and (reference is None or reference.name != memory.name)
+    ):
         return None
     try:
-        return ControlPlaneClass.model_validate({"metadata": {"name": known.name}, "spec": known.spec})
+        return ControlPlaneClass.model_validate({"metadata": {"name": memory.name}, "spec": memory.spec})
     except ValidationError:
-        return None  # written down by another version of kplane
+        return None  # another version of kplane recorded the class
 
 
 def _held_to(
     named: ControlPlaneClass, *, memory: ControlPlaneClass | None, of: ControlPlane
 ) -> ControlPlaneClass | None:
-    """Return what is followed of a class that refuses the control plane: nothing where none of it runs yet."""
+    """Return the class in force if the named class refuses the control plane.
+
+    A published control plane follows its remembered class, with the deletion policy of the named class. Otherwise
+    returns None.
+    """
     if memory is None or of.status.endpoint is None:
         return None
     spec = memory.spec.model_copy(update={"deletion_policy": named.spec.deletion_policy})
@@ -139,10 +146,10 @@ def _held_to(
 
 
 def _with_former_schedule(named: ControlPlaneClass, *, of: ControlPlane) -> ControlPlaneClass:
-    """Return the class with the schedule of snapshots that the control plane had, if the schedule is invalid now.
+    """Return the class, with the remembered schedule of snapshots if its own schedule is invalid.
 
-    Otherwise a typo in a class would end the snapshots of each control plane of the class. The condition of the class
-    names the typo.
+    Otherwise a typo in a class would stop the snapshots of all its control planes. The condition of the class reports
+    the typo.
     """
     if not _is_schedule_invalid(named):
         return named
@@ -163,16 +170,16 @@ def home_asked_for(control_plane: ControlPlane, *, chosen: ControlPlaneClass | N
 
 
 def wanted_home(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Home:
-    """Return where spec and class have the data live: where they are, or where a migration goes to."""
-    asked = home_asked_for(control_plane, chosen=chosen)
-    return control_plane.home if asked.is_like(control_plane.home) else control_plane.home.other(asked)
+    """Return the desired home of the data: the present home, or the target of a migration."""
+    home = home_asked_for(control_plane, chosen=chosen)
+    return control_plane.home if home.is_like(control_plane.home) else control_plane.home.other(home)
 
 
 def policy_of(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> DeletionPolicy:
-    """Decide by the spec, else by the class in force, else by what was decided before.
+    """Return the deletion policy: that of the spec, else of the class in force, else of the status.
 
-    What a removal began with holds, whatever becomes of the class; only the spec counts until the end. What is unclear
-    is Retain: data that are kept can be destroyed later, and not the other way round.
+    A removal keeps the policy with which it began, and only the spec can change that policy. An unclear policy is
+    Retain, because retained data can be destroyed later, but destroyed data cannot be restored.
     """
     if control_plane.spec.deletion_policy is not None:
         return control_plane.spec.deletion_policy
@@ -185,15 +192,14 @@ def policy_of(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) 
 
 
 def is_decided(control_plane: ControlPlane) -> bool:
-    """Tell whether the removal has begun: by its condition, because the phase is Terminating in a pause as well."""
+    """Return whether the removal has begun, by condition Deleting. The phase is Terminating in a pause, too."""
     return control_plane.deleting and find_condition(control_plane.status.conditions, DELETING) is not None
 
 
 def is_unclear(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> bool:
-    """Tell whether a removal that begins finds the class say something else than `status.deletionPolicy`.
+    """Return whether a removal begins while the policy of the class differs from `status.deletionPolicy`.
 
-    It cannot know then which was first, the edit of the class or the deletion: the operator was away, or saw both at
-    once.
+    The order of the class edit and the deletion is then unknown: the operator was down, or saw both at once.
     """
     in_force = control_plane.status.deletion_policy
     if not control_plane.deleting or is_decided(control_plane) or in_force is None:
@@ -203,14 +209,14 @@ def is_unclear(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None)
 
 
 def _by_class(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> DeletionPolicy | None:
-    """Return what the class says, or the default; None where the class that is named is not known."""
+    """Return the policy of the class, or the default; None if the named class is unknown."""
     if chosen is not None:
         return chosen.spec.deletion_policy or DeletionPolicy.RETAIN
     return DeletionPolicy.RETAIN if control_plane.spec.class_ref is None else None
 
 
 def check_cluster_path(control_plane: ControlPlane) -> None:
-    """Raise ConditionError where the path cannot be one: InvalidClusterPath, ClusterPathReserved."""
+    """Raise ConditionError if the clusterPath is not allowed: InvalidClusterPath, ClusterPathReserved."""
     path = control_plane.cluster_path
     granted = control_plane.status.cluster_path
     how = (
@@ -236,7 +242,7 @@ def check_cluster_path(control_plane: ControlPlane) -> None:
 
 
 def check_class(control_plane: ControlPlane, *, chosen: ControlPlaneClass) -> None:
-    """Raise ConditionError where the control plane cannot follow the class: ModeNotAllowed, AuthModelNotSupported."""
+    """Raise ConditionError if the control plane cannot follow the class: ModeNotAllowed, AuthModelNotSupported."""
     allowed = chosen.spec.modes_allowed
     if allowed and control_plane.spec.mode not in allowed:
         raise ConditionError(

@@ -1,4 +1,4 @@
-"""The configuration of `controlplane-operator`: every flag, checked before anything starts."""
+"""Configuration of `controlplane-operator`: all flags, validated before the operator starts."""
 
 from __future__ import annotations
 
@@ -58,14 +58,17 @@ _TIMINGS: Final = LeaseTimings()
 
 _PORTS: Final = {"https": 6443, "client": 2379, "peer": 2380, "metrics": 2381, "http": 8081, "egress": 8132}
 _API_SERVER_CAPABILITIES: Final = ("NET_BIND_SERVICE",)
-"""Upstream's images give the program's file this capability, see build/server-image/kube-apiserver in kubernetes."""
+"""Capabilities of the container. Upstream's images give the file of kube-apiserver this capability.
+
+See build/server-image/kube-apiserver in kubernetes.
+"""
 _PROGRAMS_IN_IMAGE: Final = Path("/usr/local/bin")
-"""Where kplane's image of mcm has kube-controller-manager and kube-scheduler."""
+"""Directory of kube-controller-manager and kube-scheduler in kplane's image of mcm."""
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdAt:
-    """A shared etcd that kplane does not run; `credentials` holds ca.crt, ca.key, client.crt and client.key."""
+    """Shared etcd that kplane does not run; `credentials` has ca.crt, ca.key, client.crt and client.key."""
 
     endpoint: str
     credentials: Path
@@ -73,7 +76,7 @@ class EtcdAt:
 
 @dataclass(frozen=True, slots=True)
 class EtcdService:
-    """A shared etcd that was installed with the operator, which makes its certificates."""
+    """Shared etcd that was installed with the operator, which issues its certificates."""
 
     service: str
     namespace: str
@@ -81,12 +84,12 @@ class EtcdService:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionSettings:
-    """How operators elect a leader."""
+    """Settings of the leader election of operators."""
 
     namespace: str
     """Namespace of this operator."""
     pods: str | None
-    """Name that all replicas of this installation share; None: this operator runs components as processes."""
+    """Name that all replicas of this installation share; None if this operator runs components as processes."""
     timings: LeaseTimings
 
 
@@ -100,7 +103,7 @@ class OperatorConfig(Configuration):
     kubeconfig: Annotated[File | None, Flag("FILE", default="the ServiceAccount of the pod")] = None
     """Kubeconfig of the management cluster"""
     runtime: Literal["process", "pods"] = "process"
-    """What API servers and etcds run as"""
+    """Runtime of API servers and etcds: processes of this machine, or pods"""
     state_dir: Annotated[State, Flag("DIR")]
     """Directory for the data of running components, and for credentials of the shared etcd"""
     programs_dir: Annotated[tuple[Directory, ...], Flag("DIR")]
@@ -110,33 +113,33 @@ class OperatorConfig(Configuration):
     shared_etcd_credentials: Annotated[EtcdCredentials | None, Flag("DIR")] = None
     """Directory with ca.crt and ca.key, which sign tenants' certificates, and root's client.crt and client.key"""
     data_store: Annotated[tuple[NamedUrl, ...], Flag("NAME=URL")] = ()
-    """Another etcd for virtual control planes, which name it in spec.virtual.dataStoreRef; the first one is default"""
+    """Further etcd for virtual control planes, by its name in spec.virtual.dataStoreRef; the first etcd is default"""
     data_store_credentials: Annotated[Directory | None, Flag("DIR")] = None
-    """Directory with a directory for each --data-store, of its name, with the files of --shared-etcd-credentials"""
+    """Directory with a subdirectory NAME for each --data-store, with the files of --shared-etcd-credentials"""
     shared_etcd_service: Annotated[str | None, Flag("NAME")] = None
-    """Service of an etcd that was installed with this operator, which then makes its certificates"""
+    """Service of an etcd that was installed with this operator, which then issues its certificates"""
     namespace: Annotated[str, Flag("NAME")] = "kplane-system"
     """Namespace of this operator, of add-ons, of --shared-etcd-service and of --image-pull-secret"""
     listen: Listen = HostPort("127.0.0.1", 8080)
     """Address of /healthz, /readyz and /metrics"""
     cluster_kubeconfig: Annotated[File | None, Flag("FILE")] = None
-    """Kubeconfig with bootstrap credentials for adopted endpoints that name none themselves"""
+    """Kubeconfig with bootstrap credentials for adopted endpoints that name no Secret"""
     mcm_service_account: Annotated[AccountName, Flag("NAMESPACE/NAME", default="kplane-system/mcm")] = Account(
         "kplane-system", "mcm"
     )
     """ServiceAccount that may read the Secrets that registrations resolve to"""
     secrets_role: Annotated[str, Flag("NAME")] = DEFAULT_SECRETS_ROLE
-    """ClusterRole that the operator binds to itself in each kplane-cp-* namespace; NAME-reader is for other ones"""
+    """ClusterRole that the operator binds to itself in each kplane-cp-* namespace; NAME-reader is for others"""
     gateway_url: Annotated[HttpsUrl | None, Flag("URL", default="there is no gateway")] = None
     """URL under which clients reach kplane-gateway, such as https://api.example.org"""
     gateway_ca: Annotated[File | None, Flag("FILE", default="the operator issues the certificate")] = None
     """CAs of the serving certificate of the gateway, for kubeconfigs; the file is read again when it changes"""
     gateway_namespace: Annotated[str | None, Flag("NAMESPACE", default=GATEWAY_NAMESPACE)] = None
-    """Existing namespace for the Secrets by which the gateway reaches control planes"""
+    """Existing namespace for the Secrets with which the gateway reaches control planes"""
     gateway_domain: Annotated[Domain | None, Flag("DOMAIN", default="there are none")] = None
     """Domain of the host names of control planes with endpointStyle HostName, such as cp.example.org"""
     awake_limit: Annotated[int | None, Field(ge=1), Flag("N", default="any number")] = None
-    """Number of control planes with start OnDemand that may be awake at once; beyond it, the longest idle one sleeps"""
+    """Maximum number of awake control planes with start OnDemand; beyond it, the longest idle control plane sleeps"""
     awake_memory: Annotated[Size | None, Flag("SIZE", default="any amount")] = None
     """Memory that API servers of control planes with start OnDemand may request together, such as 8Gi"""
     starts_at_once: Annotated[int | None, Field(ge=1), Flag("N", default="two for each CPU of the operator")] = None
@@ -144,14 +147,14 @@ class OperatorConfig(Configuration):
     workers: Annotated[int, Field(ge=1), Flag("N")] = 16
     """Number of objects of a kind that are reconciled at once"""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """Least severity that is logged"""
+    """Minimum severity of log messages"""
 
     leader_elect_lease_seconds: Annotated[int, Flag("SECONDS", _ELECTION)] = _TIMINGS.duration_seconds
-    """Time after which another operator takes over from one that is gone"""
+    """Time after which a standby operator takes over from a leader that is gone"""
     leader_elect_renew_deadline_seconds: Annotated[float, Flag("SECONDS", _ELECTION)] = _TIMINGS.renew_deadline_seconds
     """Time after which an operator that cannot renew the Lease exits"""
     leader_elect_retry_seconds: Annotated[float, Flag("SECONDS", _ELECTION)] = _TIMINGS.retry_seconds
-    """Time between renewals, and between looks at another operator's Lease"""
+    """Time between renewals of the Lease, and between reads of another operator's Lease"""
 
     kube_apiserver_image: Annotated[str | None, Flag("IMAGE", _PODS)] = None
     """Image with kube-apiserver on its PATH"""
@@ -162,15 +165,15 @@ class OperatorConfig(Configuration):
     mcm_image_pull_policy: Annotated[
         Literal["Always", "IfNotPresent", "Never"] | None, Flag(group=_PODS, default="IfNotPresent")
     ] = None
-    """When nodes pull that image"""
+    """Pull policy of --mcm-image"""
     metrics_from: Annotated[Peers | None, Flag("PEERS", _PODS, default="anybody")] = None
     """JSON list of peers of --namespace, as in a NetworkPolicy, that may read the metrics of dedicated mcm and etcds"""
     service_monitor_job: Annotated[str | None, Flag("NAME", _PODS)] = None
-    """Make a client certificate and a ServiceMonitor of this job for each API server; without it, take them away"""
+    """Job of a ServiceMonitor for each API server, with a client certificate; without this flag, both are deleted"""
     service_monitor_interval: Annotated[Interval, Flag("DURATION", _PODS)] = "30s"
     """Time between two scrapes of an API server"""
     service_monitor_label: Annotated[tuple[LabelPair, ...], Flag("NAME=VALUE", _PODS)] = ()
-    """Label of these ServiceMonitors, by which Prometheus selects them"""
+    """Label of the ServiceMonitors, by which Prometheus selects them"""
     image_pull_secret: Annotated[tuple[str, ...], Flag("NAME", _PODS)] = ()
     """Secret of --namespace for pulling images, copied to tenants' namespaces"""
     replicas: Annotated[int, Field(ge=1), Flag("N", _PODS)] = 1
@@ -184,42 +187,42 @@ class OperatorConfig(Configuration):
     storage_size: Annotated[Size, Flag("SIZE", _PODS)] = "10Gi"
     """Size of dedicated etcds' volumes"""
     egress_proxy_image: Annotated[str | None, Flag("IMAGE", _PODS)] = None
-    """kplane's image of this operator, for control planes whose class has allowedDestinations"""
+    """Image of kplane's operator, for proxies of control planes whose class has allowedDestinations"""
     egress_proxy_image_pull_policy: Annotated[
         Literal["Always", "IfNotPresent", "Never"] | None, Flag(group=_PODS, default="IfNotPresent")
     ] = None
-    """When nodes pull that image"""
+    """Pull policy of --egress-proxy-image"""
     dns_peers: Annotated[Peers | None, Flag("PEERS", _PODS, default="pods k8s-app=kube-dns in kube-system")] = None
-    """JSON list of peers, as in a NetworkPolicy, that answer DNS to what runs for tenants"""
+    """JSON list of peers, as in a NetworkPolicy, that answer DNS queries of tenants' pods"""
 
     mcm_program: Annotated[Program | None, Flag("FILE", _MCM)] = None
-    """mcm, with --runtime process; it finds kube-controller-manager in --programs-dir"""
+    """Program mcm, with --runtime process; mcm finds kube-controller-manager in --programs-dir"""
     mcm_arg: Annotated[tuple[McmArgument, ...], Flag("FLAG", _MCM)] = ()
-    """One more flag of each mcm, such as --mcm-arg=--concurrent-gc-syncs=5"""
+    """Additional flag of each mcm, such as --mcm-arg=--concurrent-gc-syncs=5"""
     mcm_requests: Annotated[
         Amounts | None,
         Flag("AMOUNTS", _MCM, f"cpu={MCM_RESOURCES.cpu_request},memory={MCM_RESOURCES.memory_request}"),
     ] = None
-    """Resources that each mcm is guaranteed as a pod"""
+    """Resource requests of each mcm's pod"""
     mcm_limits: Annotated[Amounts | None, Flag("AMOUNTS", _MCM, f"memory={MCM_RESOURCES.memory_limit}")] = None
-    """Resources that each mcm cannot exceed as a pod, with its instance"""
+    """Resource limits of each mcm's pod, which also runs its instance"""
 
     snapshot_recipient: Annotated[tuple[str, ...], Flag("KEY", _SNAPSHOTS)] = ()
-    """Public key of age that snapshots are encrypted to; without one none is made"""
+    """Public key of age to which snapshots are encrypted; without a key, no snapshots are made"""
     snapshot_volume: Annotated[Directory | None, Flag("DIR", _SNAPSHOTS, default="Secrets of --namespace")] = None
     """Directory for the files of snapshots; in Secrets, a file has 4 MiB at most"""
     snapshot_bucket: Annotated[str | None, Flag("URL", _SNAPSHOTS)] = None
-    """Bucket of S3-compatible storage for them instead, such as s3://backups/kplane"""
+    """Bucket of S3-compatible storage for the files of snapshots, such as s3://backups/kplane"""
     snapshot_bucket_endpoint: Annotated[str | None, Flag("URL", _SNAPSHOTS, default="AWS")] = None
-    """URL of that storage"""
+    """URL of the S3-compatible storage"""
     snapshot_bucket_region: Annotated[str | None, Flag("NAME", _SNAPSHOTS)] = None
     """Region of the bucket"""
     snapshot_bucket_credentials: Annotated[Directory | None, Flag("DIR", _SNAPSHOTS)] = None
-    """Directory with access-key-id and secret-access-key, and ca.crt unless a public CA signed its certificate"""
+    """Directory with access-key-id and secret-access-key, and with ca.crt unless a public CA signed the certificate"""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        """Check what depends on more than one flag."""
+        """Validate combinations of flags, by reading each derived property."""
         for part in (
             self.pods,
             self.election,
@@ -242,15 +245,16 @@ class OperatorConfig(Configuration):
         if self.snapshot_bucket is not None and self.snapshot_bucket_credentials is None:
             raise ValueError("--snapshot-bucket needs --snapshot-bucket-credentials")
         others = (self.snapshot_bucket_endpoint, self.snapshot_bucket_region, self.snapshot_bucket_credentials)
-        if self.snapshot_bucket is None and any(each is not None for each in others):
+        if self.snapshot_bucket is None and any(option is not None for option in others):
             raise ValueError(
                 "--snapshot-bucket-endpoint, -region and -credentials are of no use without --snapshot-bucket"
             )
 
     def open_snapshots(self) -> Callable[[Client], SnapshotStorage] | None:
-        """Open the storage of snapshots, which may need a client of the management cluster; None if there is none.
+        """Open the storage of snapshots; None if snapshots have no recipient.
 
-        Raises BackupFailed and OSError.
+        The returned function takes a client of the management cluster, which storage in Secrets needs. Raises
+        BackupFailed and OSError.
         """
         if not self.snapshot_recipient:
             return None
@@ -271,18 +275,18 @@ class OperatorConfig(Configuration):
 
     @property
     def etcd_quota_bytes(self) -> int:
-        """The size at which a dedicated etcd refuses writes, well before its volume is full."""
+        """Database size in bytes at which a dedicated etcd refuses writes, well before its volume is full."""
         if self.pods is None:
             return DEFAULT_QUOTA_BYTES
         return quota_on(storage_bytes(self.pods.storage_size))
 
     def management_config(self) -> ClusterConfig:
-        """Read how the management cluster is reached. Raises KubeconfigError."""
+        """Return the configuration of a client for the management cluster. Raises KubeconfigError."""
         return ClusterConfig.load(self.kubeconfig) if self.kubeconfig is not None else ClusterConfig.in_cluster()
 
     @cached_property
     def shared_etcd(self) -> EtcdAt | EtcdService | None:
-        """The etcd of virtual control planes."""
+        """First etcd of virtual control planes; None if there is none."""
         endpoint, credentials = self.shared_etcd_endpoint, self.shared_etcd_credentials
         if self.shared_etcd_service is not None:
             if endpoint is not None or credentials is not None:
@@ -301,23 +305,25 @@ class OperatorConfig(Configuration):
 
     @cached_property
     def data_stores(self) -> Mapping[str, EtcdAt]:
-        """The further etcds of virtual control planes, by name."""
+        """Further etcds of virtual control planes, by name."""
         if bool(self.data_store) is not bool(self.data_store_credentials):
             raise ValueError("--data-store and --data-store-credentials go together; only one of them is given")
-        found = {}
-        for each in self.data_store:
-            if each.name in found or each.name == DEFAULT_DATA_STORE:
-                raise ValueError(f"--data-store names {each.name} twice: {DEFAULT_DATA_STORE} is the first shared etcd")
+        stores = {}
+        for store in self.data_store:
+            if store.name in stores or store.name == DEFAULT_DATA_STORE:
+                raise ValueError(
+                    f"--data-store names {store.name} twice: {DEFAULT_DATA_STORE} is the first shared etcd"
+                )
             try:
-                credentials = etcd_credentials((self.data_store_credentials or Path()) / each.name)
+                credentials = etcd_credentials((self.data_store_credentials or Path()) / store.name)
             except ValueError as error:
-                raise ValueError(f"--data-store-credentials, directory {each.name}: {error}") from None
-            found[each.name] = EtcdAt(each.url, credentials)
-        return found
+                raise ValueError(f"--data-store-credentials, directory {store.name}: {error}") from None
+            stores[store.name] = EtcdAt(store.url, credentials)
+        return stores
 
     @cached_property
     def gateway(self) -> Gateway | None:
-        """The gateway in front of virtual control planes; None: there is none."""
+        """Gateway in front of control planes; None if there is none."""
         if self.gateway_url is None:
             if any((self.gateway_ca, self.gateway_namespace, self.gateway_domain)):
                 raise ValueError(
@@ -345,13 +351,13 @@ class OperatorConfig(Configuration):
 
     @property
     def awake_limits(self) -> Limits:
-        """How many control planes may be awake that start on demand."""
+        """Limits of awake control planes that start on demand."""
         memory = storage_bytes(self.awake_memory) if self.awake_memory is not None else None
         return Limits(self.awake_limit, memory)
 
     @cached_property
     def election(self) -> ElectionSettings:
-        """How operators of this installation elect a leader."""
+        """Settings of the leader election."""
         try:
             timings = LeaseTimings(
                 duration_seconds=self.leader_elect_lease_seconds,
@@ -365,10 +371,10 @@ class OperatorConfig(Configuration):
 
     @cached_property
     def pods(self) -> PodSettings | None:
-        """How components run as pods; None: they are processes of this machine."""
+        """Settings of components as pods; None if components are processes of this machine."""
         if self.runtime != "pods":
-            if given := self._given(_PODS):
-                raise ValueError(f"{', '.join(given)}: only --runtime pods has this")
+            if flags := self._given(_PODS):
+                raise ValueError(f"{', '.join(flags)}: only --runtime pods has this")
             return None
         if not self.kube_apiserver_image:
             raise _needs_image("--kube-apiserver-image")
@@ -390,7 +396,7 @@ class OperatorConfig(Configuration):
         if self.egress_proxy_image:
             proxy, pulled = Image(self.egress_proxy_image), self.egress_proxy_image_pull_policy
             images[EGRESS_PROXY] = proxy if pulled is None else replace(proxy, pull_policy=pulled)
-            # The same image has it.
+            # The operator's image contains etcdutl too.
             images["etcdutl"] = images[EGRESS_PROXY]
         elif self.egress_proxy_image_pull_policy is not None:
             raise ValueError("--egress-proxy-image-pull-policy: it is of no use without --egress-proxy-image")
@@ -411,7 +417,7 @@ class OperatorConfig(Configuration):
 
     @property
     def service_monitors(self) -> ServiceMonitorSettings | None:
-        """How Prometheus scrapes API servers; None: it does not."""
+        """Settings of the ServiceMonitors of API servers; None if there are none."""
         if self.service_monitor_job is None:
             if self.service_monitor_label:
                 raise ValueError("--service-monitor-label: it is of no use without --service-monitor-job")
@@ -424,12 +430,12 @@ class OperatorConfig(Configuration):
 
     @property
     def egress_proxy(self) -> ProxyProgram:
-        """What runs for control planes whose class allows destinations."""
+        """Program of the proxies of control planes whose class allows destinations."""
         return ProxyProgram(EGRESS_PROXY) if self.runtime == "pods" else PROXY_PROCESS
 
     @cached_property
     def dedicated_mcm(self) -> McmProgram | None:
-        """What runs for registrations of mode Dedicated; None: nothing does, and their condition says so."""
+        """Program for registrations of mode Dedicated; None if the operator cannot run an mcm."""
         pods = self.runtime == "pods"
         if pods and self.mcm_program is not None:
             raise ValueError("--mcm-program: only --runtime process has this; pods have --mcm-image")
@@ -451,7 +457,7 @@ class OperatorConfig(Configuration):
 
     @property
     def why_no_mcm(self) -> str | None:
-        """Why registrations of mode Dedicated get no mcm, and what to do; None: they get one."""
+        """Reason why registrations of mode Dedicated get no mcm, with the remedy; None if they get an mcm."""
         if self.dedicated_mcm is not None:
             return None
         image = "--mcm-image, which Helm does unless mcm.reportStatus is false or mcm.source.kind another one"
@@ -462,32 +468,34 @@ class OperatorConfig(Configuration):
 
     def _given(self, group: str) -> list[str]:
         fields = type(self).model_fields.items()
-        mine = [name for name, field in fields if any(getattr(each, "group", None) == group for each in field.metadata)]
-        return [f"--{name.replace('_', '-')}" for name in mine if name in self.model_fields_set]
+        names = [
+            name for name, field in fields if any(getattr(flag, "group", None) == group for flag in field.metadata)
+        ]
+        return [f"--{name.replace('_', '-')}" for name in names if name in self.model_fields_set]
 
     def _peers(self, peers: Sequence[Mapping[str, Any]] | None) -> tuple[Mapping[str, Any], ...] | None:
-        # Pods of no namespace are those beside the policy, and these policies are in tenants' namespaces.
+        # A peer without a namespace selector means pods of the policy's own namespace, which is that of a tenant.
         here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": self.namespace}}}
         if peers is None:
             return None
         return tuple({**here, **peer} if peer.keys() == {"podSelector"} else peer for peer in peers)
 
     def _mcm_resources(self) -> Resources | None:
-        """Return the resources asked for. Defaults give way to them: no request exceeds its limit."""
+        """Return the resources of the pods of mcm. Defaults are adjusted so that no request exceeds its limit."""
         if self.mcm_requests is None and self.mcm_limits is None:
             return None
-        asked, bounds = self.mcm_requests or ResourceAmounts(), self.mcm_limits or ResourceAmounts()
+        requests, limits = self.mcm_requests or ResourceAmounts(), self.mcm_limits or ResourceAmounts()
         try:
-            ComputeResources(requests=asked, limits=bounds)
+            ComputeResources(requests=requests, limits=limits)
         except ValidationError:
             raise ValueError("--mcm-limits must not be less than --mcm-requests") from None
         default = MCM_RESOURCES
-        memory = asked.memory or _lower(default.memory_request, bounds.memory)
+        memory = requests.memory or _lower(default.memory_request, limits.memory)
         return Resources(
-            cpu_request=asked.cpu or _lower(default.cpu_request, bounds.cpu),
+            cpu_request=requests.cpu or _lower(default.cpu_request, limits.cpu),
             memory_request=memory,
-            memory_limit=bounds.memory or max(default.memory_limit, memory, key=quantity),
-            cpu_limit=bounds.cpu,
+            memory_limit=limits.memory or max(default.memory_limit, memory, key=quantity),
+            cpu_limit=limits.cpu,
         )
 
 

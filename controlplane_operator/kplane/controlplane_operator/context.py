@@ -1,4 +1,4 @@
-"""The management cluster as the reconcilers work with it."""
+"""Objects that all reconcilers of an operator share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from kplane.provider.client.connections import Connections
 __all__ = ["OperatorContext"]
 
 _LINGER_SECONDS: Final = 25.0
-"""Longer than the time between two probes of credentials: a handshake costs several times what a probe does."""
+"""Time in seconds for which idle connections stay open, longer than the interval of credential probes.
+
+A TLS handshake costs several times as much as a probe.
+"""
 _BRIEF_SECONDS: Final = 1.0
 
 
@@ -35,11 +38,11 @@ class OperatorContext:
     access: Access
     secrets: SecretAccess
     namespace: str = "kplane-system"
-    """The operator's own."""
+    """Namespace of the operator."""
     gateway: Gateway | None = None
-    """None: there is none."""
+    """Gateway in front of control planes; None if there is none."""
     metrics: Metrics = field(default_factory=Metrics)
     connections: Connections = field(default_factory=lambda: Connections(linger_seconds=_LINGER_SECONDS))
-    """To control planes: many of them may be behind one address."""
+    """Connections to control planes, many of which may have the same address."""
     brief_connections: Connections = field(default_factory=lambda: Connections(linger_seconds=_BRIEF_SECONDS))
-    """The same for probes of credentials where too many connections would stay: an idle one takes 0.3 MiB."""
+    """Connections for credential probes, if there are too many to keep: an idle connection takes 0.3 MiB."""

@@ -1,4 +1,4 @@
-"""The root of what the operator raises."""
+"""Errors that the operator raises."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ __all__ = [
 
 
 class OperatorError(Exception):
-    """Root of the operator's own errors."""
+    """Base class of the operator's errors."""
 
 
 class BackupFailed(OperatorError):
-    """A backup was not made, or cannot be opened; the message says why and what to do."""
+    """A backup was not made, or cannot be opened; the message has the cause and the remedy."""
 
 
 class FileRefused(BackupFailed):
-    """A file of the storage is not what it has to be. It is read again only after a change."""
+    """A file of the storage is invalid, and is read again only after a change."""
 
 
 class BootstrapFailed(OperatorError):
-    """A control plane cannot be set up from inside; the message says what is missing."""
+    """A control plane cannot be bootstrapped from inside; the message names the missing object."""
 
 
 class RoleMissing(BootstrapFailed):
-    """The ClusterRole that the administrator is to have does not exist in the control plane."""
+    """The administrator's ClusterRole does not exist in the control plane."""
 
 
 class BundleInvalid(OperatorError):
-    """An add-on's manifests cannot be used; the message says where and what is wrong."""
+    """The manifests of an add-on are invalid; the message has the location and the cause."""
 
 
 class KeyspaceError(OperatorError):
-    """The shared etcd did not do what was asked; the message says what was asked and what etcd said."""
+    """A request to the shared etcd failed; the message has the request and the error of etcd."""
 
 
 class ValueNotRead(KeyspaceError):
-    """A value in etcd is not as an API server writes it without encryption."""
+    """A value in etcd differs from the encoding that an API server writes without encryption."""
 
 
 class PrefixNotOwned(KeyspaceError):
@@ -64,11 +64,11 @@ class PrefixNotOwned(KeyspaceError):
 
 
 class PrefixLost(KeyspaceError):
-    """The data below a key prefix are not those that were served before."""
+    """The data below a key prefix differ from the data that an API server has served."""
 
     def __init__(self, error: DataLost) -> None:
         super().__init__(str(error))
 
 
 class TemplateFailed(OperatorError):
-    """No template of a control plane could be made; the message says why."""
+    """A template for control planes could not be made; the message has the cause."""

@@ -1,4 +1,4 @@
-"""Tells Prometheus how long published credentials are still good for."""
+"""Prometheus metrics of the remaining validity of published credentials."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SECRETS: Final = {"kubeconfig": kubeconfig_secret_name, "controllers": controll
 
 
 class ExpiryMetrics(Collector):
-    """Reads the published Secrets whenever asked, so that a control plane that is gone leaves no series behind."""
+    """Reads the published Secrets at each scrape, so that deleted control planes leave no series behind."""
 
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
@@ -37,7 +37,7 @@ class ExpiryMetrics(Collector):
             name = obj["metadata"]["name"]
             for label, secret_name in _SECRETS.items():
                 secret = self._stores.secrets.get((management_namespace(name), secret_name(name)))
-                ends = expires_at(secret) if secret is not None else None
-                if ends is not None:
-                    family.add_metric([name, label], (ends - now).total_seconds())
+                expires = expires_at(secret) if secret is not None else None
+                if expires is not None:
+                    family.add_metric([name, label], (expires - now).total_seconds())
         yield family

@@ -1,7 +1,8 @@
-"""Reports failures that last, and that a reconciler does not report itself, in the conditions of its objects.
+"""Reports lasting failures in the conditions of objects, if the reconciler itself does not report them.
 
-The management cluster refuses a write, by a quota or an admission policy. An attempt takes too long. The object is not
-valid. Or the operator has a fault. What is published stays while it is good, and condition Synced is False.
+Examples are a write that the management cluster refuses because of a quota or an admission policy, and an attempt that
+exceeds its timeout. Others are an invalid object, and a bug of the operator. The published addresses and credentials
+stay while they are valid, and condition Synced is False.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ __all__ = ["Failures"]
 _log: Final = logging.getLogger(__name__)
 
 _LASTS_SECONDS: Final = 3.0
-"""Failures that last less are only logged, such as a lost connection or an election in etcd."""
+"""Time in seconds before a failure is reported. Shorter failures, such as an election in etcd, are only logged."""
 
 _OF_THE_MOMENT: Final = (Conflict, Expired, LeaseLost, TooManyRequests, Unreachable)
-"""A retry helps, or the status cannot be written."""
+"""Errors that a retry cures, or with which the status cannot be written either."""
 
 
 class Failures:
@@ -42,7 +43,7 @@ class Failures:
     def __init__(
         self, context: OperatorContext, *, controller: str, store: Store, written: type[PartialObject]
     ) -> None:
-        """`store` has the reconciler's objects, and `written` is how those are read that are not understood."""
+        """Create the reporter; `store` has the reconciler's objects, and `written` reads invalid objects in part."""
         self.kind: Final = store.resource.kind
         self._context = context
         self._controller = controller
@@ -51,7 +52,7 @@ class Failures:
         self._since: dict[Key, float] = {}
 
     def guarded(self, reconcile: Reconcile) -> Reconcile:
-        """Return the reconcile function, which does not fail for an object that is not understood, but says so."""
+        """Return a reconcile function that reports an invalid object in its conditions instead of an error."""
 
         async def attempt(key: Key) -> Result | None:
             try:
@@ -71,7 +72,7 @@ class Failures:
         return attempt
 
     async def failed(self, key: Key, error: BaseException) -> None:
-        """Count a failure, and tell it where it lasts."""
+        """Count a failure, and report it if it lasts."""
         self._context.metrics.failed(self._controller)
         failure = self._lasting(key, error)
         if failure is None:
@@ -82,7 +83,7 @@ class Failures:
             _log.warning("failed to update the status of %s: %s", key[1], refused)
 
     async def over(self, key: Key) -> None:
-        """Note that the reconciler got through, and remove condition Synced."""
+        """Remove condition Synced after a successful reconcile."""
         obj = self._store.get(key)
         if obj is not None and _reason(obj) is not None:
             await self._drop(obj)
@@ -94,28 +95,28 @@ class Failures:
 
     async def _drop(self, obj: Object) -> None:
         current = self._written.of(obj)
-        conditions = [each for each in current.conditions if each.type != SYNCED]
+        conditions = [condition for condition in current.conditions if condition.type != SYNCED]
         await self._write(current, conditions=conditions, **current.own(obj.get("spec") or {}))
 
     def _lasting(self, key: Key, error: BaseException) -> ConditionError | None:
-        """Say what fails; None where it may pass by itself at once."""
+        """Return the failure to report; None if it may pass by itself."""
         now = time.monotonic()
         since = self._since.setdefault(key, now)
         if isinstance(error, TimeoutError):
-            told = str(error) or "an answer took too long"
-            return ConditionError(Reason.TIMED_OUT, f"one attempt timed out: {told}; the operator retries")
+            cause = str(error) or "an answer took too long"
+            return ConditionError(Reason.TIMED_OUT, f"one attempt timed out: {cause}; the operator retries")
         if isinstance(error, _OF_THE_MOMENT) or now - since < _LASTS_SECONDS:
             return None
         if isinstance(error, ProviderError):
             return management_refusal(error)
-        # Not what the error says: that may be anything.
+        # The message of an unexpected error could reveal anything, so only its type is reported.
         return ConditionError(
             Reason.INTERNAL_ERROR,
             f"the operator failed with {type(error).__name__}; report it, with the operator's log",
         )
 
     async def tell(self, key: Key, failure: ConditionError) -> None:
-        """Report it in Synced if what is published is good, and in Ready otherwise."""
+        """Report the failure in Synced if the published addresses and credentials are valid, and in Ready otherwise."""
         self._context.metrics.condition_failed(self._controller, reason=failure.reason)
         obj = self._store.get(key)
         if obj is None:
@@ -141,5 +142,5 @@ class Failures:
 
 
 def _reason(obj: Object) -> str | None:
-    """Return the reason of condition Synced; None if it is not there."""
+    """Return the reason of condition Synced; None if the condition is missing."""
     return stored_condition(obj, SYNCED).get("reason")

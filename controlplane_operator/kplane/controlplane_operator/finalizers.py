@@ -1,4 +1,4 @@
-"""The operator's finalizer: while an object has it, a deletion waits for the operator."""
+"""Finalizer of the operator: the deletion of an object waits until the operator removes it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["add_finalizer", "remove_finalizer"]
 
 
 async def add_finalizer(client: Client, obj: ResourceModel, *, store: Store) -> Object | None:
-    """Have a deletion of an object wait; returns the object as it was stored, None if it has the finalizer already.
+    """Add the finalizer; return the stored object, or None if it already has the finalizer.
 
-    `store` takes in what was stored. Raises Conflict where the object was changed since it was read.
+    The stored object goes into `store`. Raises Conflict if the object has changed since it was read.
     """
     finalizers = obj.metadata.finalizers
     if FINALIZER in finalizers:
@@ -27,10 +27,13 @@ async def add_finalizer(client: Client, obj: ResourceModel, *, store: Store) -> 
 
 
 async def remove_finalizer(client: Client, obj: ResourceModel, *, store: Store) -> None:
-    """Let a deletion of an object end. Raises Conflict where the object was changed since it was read."""
-    left = [each for each in obj.metadata.finalizers if each != FINALIZER]
+    """Remove the finalizer, so that the deletion can finish.
+
+    Raises Conflict if the object has changed since it was read.
+    """
+    remaining = [finalizer for finalizer in obj.metadata.finalizers if finalizer != FINALIZER]
     with contextlib.suppress(NotFound):
-        await client.patch(store.resource, obj.name, _body(obj, left))
+        await client.patch(store.resource, obj.name, _body(obj, remaining))
 
 
 def _body(obj: ResourceModel, finalizers: list[str]) -> dict[str, Any]:

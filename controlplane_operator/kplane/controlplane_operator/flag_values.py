@@ -1,4 +1,4 @@
-"""The kinds of values that flags of `controlplane-operator` have, with what each refuses."""
+"""Types of values of the flags of `controlplane-operator`, with their validation."""
 
 from __future__ import annotations
 
@@ -41,12 +41,15 @@ _INTERVAL: Final = re.compile(r"([0-9]+(ms|s|m|h))+")
 _HOST: Final = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?")
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _LONGEST_DOMAIN: Final = 189
-"""A host name has 253 characters, and a clusterPath up to 63 of them, with a dot."""
+"""Maximum length of a domain: a host name has up to 253 characters, and a clusterPath with its dot takes up to 64."""
 _SET_BY_OPERATOR: Final = re.compile(
     r"-h|--|--(help|kubeconfig|state-dir|listen|(no-)?report-status|registration(-.*)?"
     r"|cluster-(source|kubeconfig-secret-template|namespace-scope|selector|sharding|shard-.*|lease-.*))"
 )
-"""Flags of mcm that the operator sets, and those of a shared mcm, which keep one for one registration from starting."""
+"""Flags of mcm that users cannot set: those of the operator, and those of a shared mcm.
+
+With a flag of a shared mcm, the mcm of a single registration does not start.
+"""
 
 
 def _account(value: Any) -> Any:
@@ -90,7 +93,7 @@ def _domain(name: str) -> str:
 
 
 def etcd_credentials(directory: Path) -> Path:
-    """Return the directory, if it has what the operator needs of a shared etcd. Raises ValueError."""
+    """Return the directory, if it has all credentials of a shared etcd. Raises ValueError."""
     for name in ("ca.crt", "ca.key", "client.crt", "client.key"):
         if not (directory / name).is_file():
             raise ValueError(f"{name} is missing there")
@@ -105,7 +108,7 @@ def _program(path: Path) -> Path:
 
 def _host(value: str) -> str:
     try:
-        # As certificates write it: another form would never be found in one.
+        # Normalize the address, because certificates contain this form only.
         return str(ipaddress.ip_address(value))
     except ValueError:
         if not _HOST.fullmatch(value):
@@ -114,7 +117,7 @@ def _host(value: str) -> str:
 
 
 def storage_bytes(size: str) -> int:
-    """Read a size such as 10Gi. Raises ValueError for another text."""
+    """Return the number of bytes of a size such as 10Gi. Raises ValueError for invalid text."""
     parts = _QUANTITY.fullmatch(size)
     if parts is None:
         raise ValueError("this is no size, such as 10Gi")
@@ -165,14 +168,14 @@ def _is_peer(peer: Any) -> bool:
 def _amounts(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    found: dict[str, str] = {}
+    amounts: dict[str, str] = {}
     for part in value.split(","):
         name, separator, amount = part.partition("=")
-        if name not in {"cpu", "memory"} or not separator or name in found:
+        if name not in {"cpu", "memory"} or not separator or name in amounts:
             raise ValueError("amounts are written like cpu=50m,memory=128Mi")
-        found[name] = amount
+        amounts[name] = amount
     try:
-        return ResourceAmounts.model_validate(found)
+        return ResourceAmounts.model_validate(amounts)
     except ValidationError as error:
         raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
 

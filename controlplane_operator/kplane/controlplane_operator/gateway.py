@@ -1,4 +1,4 @@
-"""The gateway as the operator knows it: where clients reach it, and whom they trust there."""
+"""Addresses and CAs of the gateway, and the address style of control planes."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from kplane.api import ControlPlane, ControlPlaneClass, ControlPlaneMode, Endpoi
 __all__ = ["Gateway", "asked_policy", "endpoint_style", "host_name", "read_authorities", "wants_host_name"]
 
 _LOCAL_DOMAIN: Final = "localhost"
-"""Names below it lead to the machine itself (RFC 6761, section 6.3), but many resolvers do not know them."""
+"""Domain whose names resolve to the machine itself (RFC 6761, section 6.3), but many resolvers do not know them."""
 
 
 @dataclass(slots=True)
 class Gateway:
-    """One address for all control planes that it serves."""
+    """Gateway with a single address for all control planes that it serves."""
 
     url: str
-    """Without a path and without a slash at its end."""
+    """URL without a path and without a trailing slash."""
     ca: bytes
-    """CAs of its serving certificate, as they are now; empty until the operator has issued them."""
+    """Present CAs of its serving certificate; empty until the operator has issued them."""
     namespace: str
-    """Where it reads what it needs of control planes."""
+    """Namespace of the Secrets with which the gateway reaches control planes."""
     domain: str | None = None
-    """Below which control planes have host names; None: they have none."""
+    """Domain of the host names of control planes; None if they have none."""
 
     def address(self, cluster_path: str) -> str:
-        """Return the URL of a control plane."""
+        """Return the URL of a control plane with this clusterPath."""
         return f"{self.url}/clusters/{cluster_path}/control-plane"
 
     def host_address(self, host: str) -> str:
-        """Return the URL of a control plane that has a host name. Its port is that of the gateway."""
+        """Return the URL of a control plane with this host name, with the port of the gateway."""
         port = urlsplit(self.url).port
         return f"https://{host}:{port}" if port is not None else f"https://{host}"
 
     def connection(self, url: str) -> tuple[str, str | None]:
-        """Return the server of a kubeconfig for a published address, and the name for TLS; None: that of the server.
+        """Return the server of a kubeconfig for a published address, and its TLS server name.
 
-        A host name below `localhost` need not resolve: clients connect to the gateway's own address, and ask for the
-        name in TLS.
+        The TLS server name is None if it equals the host of the server. A host name below `localhost` may not resolve,
+        so clients connect to the gateway's own address, and send the host name in TLS.
         """
         host = urlsplit(url).hostname or ""
         is_local = self.domain is not None and f".{self.domain}".endswith(f".{_LOCAL_DOMAIN}")
@@ -52,43 +52,43 @@ class Gateway:
         return url, None
 
     def serves(self, url: str) -> bool:
-        """Tell whether a URL is one of those where the gateway itself ends TLS."""
+        """Return whether the gateway terminates TLS for this URL."""
         return url.startswith(f"{self.url}/clusters/")
 
 
 def endpoint_style(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> EndpointStyle:
-    """Return what the address of the gateway is to look like, by the spec, or by the class."""
-    asked = control_plane.spec.endpoint_style or (chosen.spec.endpoint_style if chosen is not None else None)
-    return asked or EndpointStyle.PATH
+    """Return the style of the address at the gateway, by the spec, or else by the class."""
+    style = control_plane.spec.endpoint_style or (chosen.spec.endpoint_style if chosen is not None else None)
+    return style or EndpointStyle.PATH
 
 
 def asked_policy(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> EndpointPolicy | None:
-    """Return which addresses are asked for, by the spec, or by the class; None if they say nothing.
+    """Return the requested addresses, by the spec, or else by the class; None if neither requests any.
 
-    A control plane of mode Dedicated is at the gateway only if they say so, its spec has a style for that, or it was of
-    mode Virtual.
+    A control plane of mode Dedicated is at the gateway in three cases only. Its policy requests that, its spec has a
+    style, or it was of mode Virtual.
     """
     spec = control_plane.spec
     if spec.endpoint_ref is not None:
         return EndpointPolicy.OWN
-    asked = spec.endpoint_policy or (chosen.spec.endpoint_policy if chosen is not None else None)
-    if asked is None and control_plane.home.mode is not ControlPlaneMode.VIRTUAL:
+    policy = spec.endpoint_policy or (chosen.spec.endpoint_policy if chosen is not None else None)
+    if policy is None and control_plane.home.mode is not ControlPlaneMode.VIRTUAL:
         if control_plane.status.cluster_path is not None:
             return None  # it was of mode Virtual, and keeps the address that it had
         return EndpointPolicy.GATEWAY if spec.endpoint_style is not None else EndpointPolicy.OWN
-    return asked
+    return policy
 
 
 def wants_host_name(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> bool:
-    """Tell whether a control plane is to be published under a host name."""
+    """Return whether a control plane is to be published under a host name."""
     style = endpoint_style(control_plane, chosen=chosen)
     return style is EndpointStyle.HOST_NAME and asked_policy(control_plane, chosen=chosen) is not EndpointPolicy.OWN
 
 
 def host_name(gateway: Gateway | None, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> str | None:
-    """Return the host name under which a control plane is published; None: under none.
+    """Return the host name under which a control plane is published; None if it has none.
 
-    Its first label is the clusterPath, or the name of one of mode Dedicated.
+    The first label is the clusterPath, or the name of a control plane of mode Dedicated.
     """
     if gateway is None or gateway.domain is None or not wants_host_name(control_plane, chosen=chosen):
         return None
@@ -96,7 +96,7 @@ def host_name(gateway: Gateway | None, control_plane: ControlPlane, *, chosen: C
 
 
 def read_authorities(file: Path) -> bytes:
-    """Read the CAs of a gateway. Raises OSError, or ValueError if there are none."""
+    """Read the CAs of a gateway. Raises OSError, or ValueError if the file has no certificate."""
     content = file.read_bytes()
     try:
         x509.load_pem_x509_certificates(content)

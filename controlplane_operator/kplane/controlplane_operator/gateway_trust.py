@@ -1,4 +1,4 @@
-"""Keeps what clients of the gateway trust: the CA of its serving certificate, which the operator issues or reads."""
+"""Trust of clients in the gateway: the CA of its serving certificate, which the operator issues or reads."""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ from kplane.provider.client.resources import SECRETS
 __all__ = ["AUTHORITY", "CERTIFICATE", "GatewayTrust"]
 
 AUTHORITY: Final = "kplane-gateway-authority"
-"""Secret in the operator's namespace with the CA and its key; `ca.crt` has the former CA too until that ends."""
+"""Secret in the operator's namespace with the CA and its key.
+
+Entry `ca.crt` also has the former CA until that expires.
+"""
 CERTIFICATE: Final = "kplane-gateway-certificate"
-"""Secret there with the serving certificate, as cert-manager would write it."""
+"""Secret in the operator's namespace with the serving certificate, in the format of cert-manager."""
 
 _PAIR: Final = "tls"
 _LOOK_SECONDS: Final = 30.0
@@ -40,19 +43,22 @@ _log: Final = logging.getLogger(__name__)
 
 
 class GatewayTrust:
-    """Has the gateway's CA in use be the present one. After a change, everything that is published is written again."""
+    """Keeps the CA of the gateway up to date.
+
+    After a change, all objects are reconciled, and kubeconfigs written again.
+    """
 
     def __init__(self, context: OperatorContext, gateway: Gateway, *, ca_file: Path | None) -> None:
-        """Without `ca_file`, CA and serving certificate are the operator's own."""
+        """Create the keeper. Without `ca_file`, the operator issues the CA and the serving certificate."""
         self._context = context
         self._gateway = gateway
         self._ca_file = ca_file
         self._problem: str | None = None
         self.known = asyncio.Event()
-        """Set when the gateway's CA is known."""
+        """Set once the CA of the gateway is known."""
 
     async def run(self) -> NoReturn:
-        """Look again and again until cancelled. The log says what fails; the CA of before stays in use."""
+        """Check the CA periodically until cancelled. The log reports failures, and the former CA stays in use."""
         while True:
             try:
                 await self.look()
@@ -64,13 +70,13 @@ class GatewayTrust:
             await asyncio.sleep(jittered(_LOOK_SECONDS))
 
     def problem(self) -> str | None:
-        """Return why the CA is not known yet: until it is, nothing is reconciled."""
+        """Return why the CA is not known yet; None if it is known. No object is reconciled before."""
         if self.known.is_set():
             return None
         return f"the CA of the gateway is not known yet{f': {self._problem}' if self._problem else ''}"
 
     async def look(self) -> None:
-        """Read or issue what is to be in use now."""
+        """Read or issue the CA, and enqueue all objects if it has changed."""
         ca = await (self._issue() if self._ca_file is None else asyncio.to_thread(read_authorities, self._ca_file))
         changed = self.known.is_set() and ca != self._gateway.ca
         self._gateway.ca = ca
@@ -80,11 +86,11 @@ class GatewayTrust:
             wake_all(self._context.stores, queues=self._context.queues)
 
     async def _issue(self) -> bytes:
-        """Keep CA and serving certificate; returns the CAs that clients are to trust."""
+        """Renew and store CA and serving certificate as needed; return the CAs that clients have to trust."""
         now = datetime.now(UTC)
-        known = await self._find(AUTHORITY)
-        authority, trust = _authority(known, now=now)
-        await self._keep(AUTHORITY, known, {**entries(_PAIR, authority), "ca.crt": trust})
+        existing = await self._find(AUTHORITY)
+        authority, trust = _authority(existing, now=now)
+        await self._keep(AUTHORITY, existing, {**entries(_PAIR, authority), "ca.crt": trust})
         hosts = [_host(self._gateway.url)]
         present = await self._find(CERTIFICATE)
         pair = kept(find_pair(present, _PAIR), authority, now=now, hosts=hosts)
@@ -108,7 +114,7 @@ class GatewayTrust:
 
 
 def _host(url: str) -> str:
-    """Return the host of a URL, and an address as certificates write it."""
+    """Return the host of a URL; an IP address has the normalized form of certificates."""
     host = urlsplit(url).hostname or ""
     try:
         return str(ipaddress.ip_address(host))
@@ -117,25 +123,25 @@ def _host(url: str) -> str:
 
 
 def _authority(secret: Object | None, *, now: datetime) -> tuple[KeyPair, bytes]:
-    """Return the CA in use, and all that clients are to trust: after a renewal, for a while the former one too.
+    """Return the CA in use, and the bundle that clients have to trust, with the former CA until it expires.
 
-    A renewed one has the key of before. So clients that know the former one alone are served until that ends.
+    A renewed CA has the same key. So the gateway also serves clients that only know the former CA, until that expires.
     """
-    known = find_pair(secret, _PAIR)
+    pair = find_pair(secret, _PAIR)
     data = data_of(secret) if secret is not None else {}
-    trusted = [known.certificate] if known is not None else []
-    if known is None or renewal_due(known.certificate, now=now):
-        known = create_authority("kplane-gateway", former_key=known.key if known is not None else None)
-        trusted.insert(0, known.certificate)
+    trusted = [pair.certificate] if pair is not None else []
+    if pair is None or renewal_due(pair.certificate, now=now):
+        pair = create_authority("kplane-gateway", former_key=pair.key if pair is not None else None)
+        trusted.insert(0, pair.certificate)
     elif "ca.crt" in data:
-        trusted = [each for each in _split(data["ca.crt"]) if expiry(each) > now]
-        if known.certificate not in trusted:
-            trusted.insert(0, known.certificate)
-    return known, b"".join(trusted)
+        trusted = [certificate for certificate in _split(data["ca.crt"]) if expiry(certificate) > now]
+        if pair.certificate not in trusted:
+            trusted.insert(0, pair.certificate)
+    return pair, b"".join(trusted)
 
 
 def _split(bundle: bytes) -> list[bytes]:
     try:
-        return [each.public_bytes(Encoding.PEM) for each in x509.load_pem_x509_certificates(bundle)]
+        return [certificate.public_bytes(Encoding.PEM) for certificate in x509.load_pem_x509_certificates(bundle)]
     except ValueError:
         return []

@@ -1,7 +1,7 @@
-"""Keeps components and grants in line with the control planes and registrations that exist.
+"""Garbage collection of components and grants, by the control planes and registrations that exist.
 
-Components and grants without an owner are collected: the owner went while no operator worked, or because a user removed
-a finalizer. Grants that a user deletes or changes are restored.
+Components and grants without an owner are collected. Their owner was deleted while no operator ran, or because a user
+removed a finalizer. Grants that a user deletes or changes are restored.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _log: Final = logging.getLogger(__name__)
 
 _PERIOD_SECONDS: Final = 60.0
 _RESTORED_SECONDS: Final = 1.0
-"""So long a broken grant waits, so that two controllers that overwrite each other cost little."""
+"""Delay before a changed grant is restored, so that two controllers that overwrite each other cost little."""
 
 
 class ComponentCollector:
-    """Collects components that no control plane and no registration has. Data stay: their removal was not requested."""
+    """Stops components without a control plane or registration. Data stay, because no user requested their removal."""
 
     def __init__(
         self, client: Client, *, runtime: Runtime, mcms: DedicatedMcms, period_seconds: float = _PERIOD_SECONDS
@@ -66,12 +66,13 @@ class ComponentCollector:
             else:
                 if ended:
                     self._backoff.reset()
-                # A registration may wait for the end of the mcm of a former one.
+                # A registration may wait for the end of the mcm of a former registration, so retry with a shorter
+                # pause.
                 pause = jittered(self._period_seconds) if ended else self._backoff.next_delay()
             await asyncio.sleep(pause)
 
     async def collect(self) -> bool:
-        """End every component of which the API server knows no owner; returns whether no mcm takes longer to end.
+        """Stop each component without an owner in the API server; return whether the mcms among them have ended.
 
         Raises ProviderError.
         """
@@ -82,7 +83,8 @@ class ComponentCollector:
         ]
         owned = await self._owned() if running else set()
         for component in running:
-            # Anew for each: to end others took its time, and a control plane may have come meanwhile.
+            # List again for each component: each stop takes time, and the control plane may have been created
+            # meanwhile.
             if component in owned or component in await self._owned():
                 continue
             try:
@@ -108,18 +110,18 @@ class ComponentCollector:
         return ended
 
     async def _registered(self) -> set[str]:
-        """Return the marks of all registrations that the API server has, which go by their uids."""
-        found = await self._client.list(CONTROL_PLANE_REGISTRATIONS)
-        return {mcm_mark(each["metadata"]["uid"]) for each in found.items}
+        """Return the marks of all registrations in the API server, which are derived from their uids."""
+        registrations = await self._client.list(CONTROL_PLANE_REGISTRATIONS)
+        return {mcm_mark(registration["metadata"]["uid"]) for registration in registrations.items}
 
     async def _owned(self) -> set[str]:
-        """Return the components of all control planes that the API server has."""
-        names = [found["metadata"]["name"] for found in (await self._client.list(CONTROL_PLANES)).items]
+        """Return the names of the components of all control planes in the API server."""
+        names = [control_plane["metadata"]["name"] for control_plane in (await self._client.list(CONTROL_PLANES)).items]
         return {component for name in names for component in components_of(name)}
 
 
 class GrantCollector:
-    """Compares the grants that exist with the registrations, each time when these were listed."""
+    """Compares grants with registrations after each list of the registrations."""
 
     def __init__(self, resync: Resync, *, stores: Stores, access: Access, identities: McmIdentities) -> None:
         self.synced: Final = asyncio.Event()
@@ -130,7 +132,7 @@ class GrantCollector:
         self._backoff = retry_backoff(first_seconds=0.2)
 
     async def run(self) -> NoReturn:
-        """Sweep until cancelled; `synced` is set once everything was listed, and all grants are known."""
+        """Compare until cancelled; sets `synced` after the first comparison, which follows a new list of all kinds."""
         await self._resync.anew()
         while True:
             try:
@@ -155,9 +157,10 @@ class GrantCollector:
 
 
 class GrantWatcher:
-    """Has registrations reconciled when a Role, binding or ServiceAccount of theirs is deleted or changed.
+    """Enqueues registrations when one of their Roles, bindings or ServiceAccounts is deleted or changed.
 
-    It follows whole objects, because metadata does not tell whose change it was. Each has less than a kilobyte.
+    The watches are for whole objects of less than a kilobyte each, because metadata does not reveal whether the
+    operator itself made a change.
     """
 
     def __init__(
@@ -173,7 +176,7 @@ class GrantWatcher:
         self._identities = identities
 
     async def run(self) -> None:
-        """Follow until cancelled."""
+        """Watch until cancelled."""
         async with asyncio.TaskGroup() as group:
             for informer in self._informers:
                 group.create_task(informer.run(self._seen), name=f"follow {informer}")

@@ -1,4 +1,4 @@
-"""Lets multicluster controller managers read exactly the Secrets that their registrations resolve to."""
+"""RBAC of multicluster controller managers: each may read exactly the Secrets of its registrations."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from kplane.provider.client.resources import ROLE_BINDINGS, ROLES
 __all__ = ["RBAC", "Access", "Account", "apply_rbac", "create_rbac", "is_as_written", "uids_of"]
 
 _UID_LABEL: Final = f"{GROUP}/registration-uid"
-"""On the Roles and RoleBindings by which mcm may read a Secret: the uid of the registration."""
+"""Label of the Roles and RoleBindings by which mcm may read a Secret; its value is the uid of the registration."""
 RBAC: Final = "rbac.authorization.k8s.io"
 
 
 class Account(NamedTuple):
-    """A ServiceAccount."""
+    """ServiceAccount."""
 
     namespace: str
     name: str
 
     def subject(self) -> dict[str, Any]:
-        """Return it as a binding names it."""
+        """Return the subject of a binding to this ServiceAccount."""
         return {"kind": "ServiceAccount", "name": self.name, "namespace": self.namespace}
 
 
 @dataclass(frozen=True, slots=True)
 class _Grant:
-    """One registration's right to one Secret: what its Role and RoleBinding say."""
+    """Right of a registration to read a Secret, with the content of its Role and RoleBinding."""
 
     registration: str
     uid: str
@@ -44,12 +44,12 @@ class _Grant:
 
     @property
     def key(self) -> Key:
-        """Namespace and name of Role and RoleBinding."""
+        """Namespace and name of the Role and RoleBinding."""
         digest = hashlib.sha256(f"{self.uid}/{self.namespace}/{self.secret}".encode()).hexdigest()
         return self.namespace, f"kplane-registration-{digest[:16]}"
 
     def body(self, resource: Resource) -> Object:
-        """Describe the Role or the RoleBinding."""
+        """Return the Role or RoleBinding."""
         namespace, name = self.key
         kind = CONTROL_PLANE_REGISTRATIONS
         owner = {"apiVersion": kind.api_version, "kind": kind.kind, "name": self.registration, "uid": self.uid}
@@ -67,22 +67,24 @@ class _Grant:
 
 
 class Access:
-    """Grants a ServiceAccount `get` and `watch` on single Secrets: a Role and RoleBinding a registration and Secret.
+    """Grants a ServiceAccount `get` and `watch` on single Secrets.
 
-    Call `load` before anything else; from then on it knows what is granted, and writes only what changes.
+    Each registration has a Role and a RoleBinding for each of its Secrets.
+
+    Call `load` first. From then on, the existing grants are in memory, and only changes are written.
     """
 
     def __init__(self, client: Client, *, shared: Account) -> None:
-        """`shared` is who serves registrations that have no mcm of their own."""
+        """Create the manager; `shared` is the ServiceAccount for registrations without an mcm of their own."""
         self.shared: Final = shared
         self._client = client
         self._granted: dict[str, dict[Key, _Grant | None]] = {}
-        """By the uid of the registration; None where Role and RoleBinding are not as the operator writes them."""
+        """Grants by the uid of the registration; None if Role and RoleBinding differ from the operator's version."""
         self._changed: set[str] = set()
-        """Whose grants were changed since the last `load` began."""
+        """Uids whose grants were changed since the last `load` began."""
 
     async def load(self) -> None:
-        """Read the grants that exist."""
+        """Read the existing grants."""
         self._changed.clear()
         granted: dict[str, dict[Key, _Grant | None]] = {}
         bindings = (await self._client.list(ROLE_BINDINGS, label_selector=_UID_LABEL)).items
@@ -90,7 +92,7 @@ class Access:
         for item in (await self._client.list(ROLES, label_selector=_UID_LABEL)).items:
             if (key := key_of(item)) in bound:
                 granted.setdefault(item["metadata"]["labels"][_UID_LABEL], {})[key] = _read(item, bound[key])
-        # What was changed while the lists were on their way is known better here than in them.
+        # Grants that changed during the lists are newer in memory than in the lists.
         untouched = {uid: keys for uid, keys in granted.items() if uid not in self._changed}
         self._granted = untouched | {uid: keys for uid, keys in self._granted.items() if uid in self._changed}
 
@@ -99,9 +101,9 @@ class Access:
         return set(self._granted)
 
     def see(self, event: Event) -> set[str]:
-        """Take in a change of a Role or RoleBinding; returns the uids of the registrations to grant anew.
+        """Process a change of a Role or RoleBinding; return the uids of registrations that need a new grant.
 
-        What the operator writes itself comes as it was written, and changes nothing.
+        A write of the operator equals its grant in memory, and so changes nothing.
         """
         broken = set()
         for uid in uids_of(event, label=_UID_LABEL):
@@ -110,14 +112,14 @@ class Access:
             if grant is None:
                 continue
             if event.kind == "DELETED" or not is_as_written(event.object, grant.body(event.resource)):
-                # Until it is granted anew, or revoked: of the two objects one may be left.
+                # None until the next grant or revocation, because one of the two objects may be left.
                 held[event.entry.key] = None
                 self._changed.add(uid)
                 broken.add(uid)
         return broken
 
     async def grant(self, registration: ControlPlaneRegistration, *, secret: SecretReference, to: Account) -> None:
-        """Let the ServiceAccount, and no other, read the Secret, for this registration."""
+        """Let this ServiceAccount, and no other, read the Secret for this registration."""
         uid = registration.metadata.uid or ""
         grant = _Grant(registration.name, uid, secret.namespace, secret.name, to)
         if self._granted.get(uid, {}).get(grant.key) == grant:
@@ -128,11 +130,11 @@ class Access:
         self._changed.add(uid)
 
     async def revoke(self, uid: str, *, keep: SecretReference | None = None) -> None:
-        """Revoke the grants of the registration with this uid, which may be gone; all but the one to keep."""
-        kept = _Grant("", uid, keep.namespace, keep.name, self.shared).key if keep is not None else None
-        for key in self._granted.get(uid, {}).keys() - {kept}:
+        """Revoke the grants of the registration with this uid, except that for `keep`. The registration may be gone."""
+        kept_key = _Grant("", uid, keep.namespace, keep.name, self.shared).key if keep is not None else None
+        for key in self._granted.get(uid, {}).keys() - {kept_key}:
             if key in (held := self._granted.get(uid, {})):
-                held[key] = None  # so that `see` knows these deletions for the operator's own
+                held[key] = None  # so that `see` ignores the operator's own deletions
             for resource in (ROLE_BINDINGS, ROLES):
                 try:
                     await self._client.delete(resource, key[1], namespace=key[0])
@@ -141,13 +143,13 @@ class Access:
             self._forget(uid, key)
 
     def forget(self, namespace: str) -> None:
-        """Forget the grants in a namespace that was deleted, so that they are written again."""
+        """Discard the grants in a deleted namespace from memory, so that they are written again."""
         for uid, held in list(self._granted.items()):
             for key in [key for key in held if key[0] == namespace]:
                 self._forget(uid, key)
 
     def _forget(self, uid: str, key: Key) -> None:
-        # A concurrent revoke or load may have been here first.
+        # A concurrent revoke or load may have removed the grant already.
         held = self._granted.get(uid, {})
         held.pop(key, None)
         if not held:
@@ -156,9 +158,9 @@ class Access:
 
 
 async def create_rbac(client: Client, resource: Resource, body: Object) -> None:
-    """Create a role or a binding, or apply it where there is one.
+    """Create a role or binding, or apply it if it exists.
 
-    To create it takes the API server a third of what an apply takes, and nearly all are new.
+    Create first: nearly all are new, and for the API server a create costs a third of an apply.
     """
     try:
         await client.create(resource, body)
@@ -167,7 +169,7 @@ async def create_rbac(client: Client, resource: Resource, body: Object) -> None:
 
 
 async def apply_rbac(client: Client, resource: Resource, body: Object, *, field_manager: str | None = None) -> None:
-    """Apply a role or a binding; a binding of another role is replaced, because its role cannot be changed."""
+    """Apply a role or binding. A binding of another role is replaced, because its roleRef is immutable."""
     try:
         await client.apply(resource, body, field_manager=field_manager, force=True)
     except Invalid:
@@ -180,24 +182,24 @@ async def apply_rbac(client: Client, resource: Resource, body: Object, *, field_
 
 
 def is_as_written(found: Object, written: Object) -> bool:
-    """Tell whether a Role or binding says what was written, whatever else it has in its metadata."""
-    metadata, wanted = found["metadata"], written["metadata"]
+    """Return whether a Role or binding has the content of the written one; additional metadata are ignored."""
+    metadata, expected = found["metadata"], written["metadata"]
     labels, owners = metadata.get("labels") or {}, metadata.get("ownerReferences") or []
     return (
         all(found.get(part) == written.get(part) for part in ("rules", "roleRef", "subjects"))
-        and all(labels.get(name) == value for name, value in wanted.get("labels", {}).items())
-        and all(owner in owners for owner in wanted.get("ownerReferences", ()))
+        and all(labels.get(name) == value for name, value in expected.get("labels", {}).items())
+        and all(owner in owners for owner in expected.get("ownerReferences", ()))
     )
 
 
 def uids_of(event: Event, *, label: str) -> set[str]:
-    """Return the uids that an object has in a label, and had before a change."""
+    """Return the uids in a label of an object, before and after a change."""
     entries = (event.entry, event.old_entry)
     return {entry.labels[label] for entry in entries if entry is not None and label in entry.labels}
 
 
 def _read(role: Object, binding: Object) -> _Grant | None:
-    """Return the grant that a Role and RoleBinding are; None where they are not as the operator writes them."""
+    """Return the grant of a Role and RoleBinding; None if they differ from the operator's version."""
     try:
         metadata, (subject,), (rule,) = role["metadata"], binding["subjects"], role["rules"]
         (secret,), (owner,) = rule["resourceNames"], metadata["ownerReferences"]

@@ -1,4 +1,4 @@
-"""Serves /healthz, /readyz and /metrics."""
+"""HTTP server of /healthz, /readyz and /metrics."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kplane.provider.serving.listening import listening
 __all__ = ["Check", "serve_health"]
 
 Check = Callable[[], str | None]
-"""Returns None if all is well, else a sentence that says what is wrong.
+"""Function that returns the problem of a part as a sentence; None if there is none.
 
-A check reads what is known and sends no request, so that callers of the port may repeat it as often as they like.
+A check only reads state in memory and sends no request, so that callers of the port may repeat it at any rate.
 """
 
 
@@ -28,10 +28,9 @@ async def serve_health(
     notes: Mapping[str, Callable[[], str]],
     metrics: CollectorRegistry,
 ) -> AsyncIterator[None]:
-    """Serve while within: /healthz as long as the loop turns, /readyz by the checks, /metrics from the registry.
+    """Serve while the context is open: /healthz while the event loop runs, /readyz by the checks, and /metrics.
 
-    `notes` are shown with the checks, and are always well.
-    Raises ListenFailed if the address cannot be listened on.
+    `notes` appear with the checks, and never fail. Raises ListenFailed if the address is not available.
     """
 
     async def healthz(_: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""The five kinds of ours as the API serves them."""
+"""The five kinds of kplane as resources of the API."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CONTROL_PLANE_SNAPSHOTS: Final = _served(ControlPlaneSnapshot.resource)
 
 
 def owner_reference(owner: ResourceModel) -> dict[str, Any]:
-    """Return the ownerReference by which an object is deleted with its owner at the latest."""
+    """Return an ownerReference to this owner, with which garbage collection deletes the dependent object."""
     return {
         "apiVersion": owner.resource.api_version,
         "kind": owner.resource.kind,

@@ -1,4 +1,4 @@
-"""Leader election of the operator: one works on a management cluster at a time."""
+"""Leader election of the operator: a single operator works on a management cluster at a time."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ _LOCK_SECONDS: Final = 20.0
 _LOCK_RETRY_SECONDS: Final = 0.1
 _MARK_LENGTH: Final = 12
 _MARKS: Final = 3
-"""Parts of an identity after the readable one, each after an underscore: installation, directory, process."""
+"""Number of parts after the readable part of an identity: installation, directory and process, after underscores."""
 
 
 class AnotherOperator(OperatorError):
-    """An operator of another installation works on the management cluster; the message names it."""
+    """An operator of another installation works on the management cluster; the message names that operator."""
 
 
 class Leadership:
     """Runs the operator's work while it holds the Lease of the management cluster; an async context manager.
 
     Replicas of one installation wait for each other: pods of one namespace, or processes with one state directory. An
-    operator of another installation would keep the same control planes in another way, so `run` refuses to wait for
-    it. The directory's lock shows that its former operator has ended, and the next one takes the Lease over at once.
+    operator of another installation would maintain the same control planes differently, so `run` refuses to wait for
+    that operator. A lock of the state directory shows that its former operator has ended. The next operator then takes
+    over the Lease at once.
     """
 
     def __init__(self, settings: ElectionSettings, *, config: ClusterConfig, state_dir: Path) -> None:
@@ -54,7 +55,7 @@ class Leadership:
         host, pods = socket.gethostname(), settings.pods
         self._installation = self._lock.mark if pods is None else _digest("pods", pods)
         readable = f"{host}:{state_dir}" if pods is None else f"{settings.namespace}/{host}"
-        # Connections of its own, and short deadlines: a renewal waits for nothing else.
+        # A separate client with short timeouts, so that renewals do not wait for other requests.
         self._client = Client(
             config,
             timeout_seconds=timings.renew_deadline_seconds / 2,
@@ -84,7 +85,7 @@ class Leadership:
 
     @property
     def leading(self) -> bool:
-        """Whether this operator may work now."""
+        """Whether this operator holds the Lease."""
         return self._lease.held
 
     def role(self) -> str:
@@ -108,7 +109,7 @@ class Leadership:
         await self._election.run(locked_work)
 
     async def _wait_for_lock(self) -> None:
-        """Wait until the former operator of the state directory has ended. Raises AnotherOperator if it does not."""
+        """Wait until the former operator of the state directory has ended. Raises AnotherOperator after 20 s."""
         try:
             async with asyncio.timeout(_LOCK_SECONDS):
                 while True:
@@ -122,7 +123,10 @@ class Leadership:
             ) from None
 
     def _patience(self, holder: str, duration_seconds: int) -> float:
-        """Return how long the Lease of another holder must not change."""
+        """Return the time in seconds without a renewal after which the Lease of another holder is free.
+
+        The time is 0 if the holder has used this state directory, and has ended.
+        """
         if f"_{self._lock.mark}_" in holder and self._lock.try_acquire():
             return 0.0
         return max(duration_seconds, self._lease.timings.duration_seconds)
@@ -140,14 +144,14 @@ class Leadership:
 
 
 class _DirectoryLock:
-    """The lock of a state directory. The kernel releases it when its process ends, however that happens."""
+    """Lock of a state directory. The kernel releases the lock at the end of its process, even after a crash."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = os.open(directory / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        found = os.fstat(self._file)
-        # A copy of the file has another inode. The inode of a deleted file may come back, its content does not.
-        self.mark: Final = _digest(socket.gethostname(), found.st_dev, found.st_ino, self._content())
+        status = os.fstat(self._file)
+        # A copy of the file has another inode. The inode of a deleted file may be reused, but with other content.
+        self.mark: Final = _digest(socket.gethostname(), status.st_dev, status.st_ino, self._content())
         self.try_acquire()
 
     def try_acquire(self) -> bool:

@@ -1,4 +1,4 @@
-"""The program `controlplane-operator`: builds the operator from its flags and runs it until told to stop."""
+"""Program `controlplane-operator`: runs the operator by its flags until a signal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["main"]
 _log: Final = logging.getLogger(__name__)
 
 _EXPECTED: Final = (OperatorError, PkiError, ProviderError, WorkloadsError, OSError)
-"""Errors whose message is enough, such as a lost Lease."""
+"""Errors that are logged by their message, without a traceback."""
 
 _OK: Final = 0
 _FAILED: Final = 1
@@ -34,7 +34,7 @@ _BAD_USAGE: Final = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the operator; returns 0 after SIGTERM or SIGINT, 1 after a failure, 2 for flags that cannot be used."""
+    """Run the operator; return 0 after SIGTERM or SIGINT, 1 after a failure, 2 for invalid flags."""
     try:
         config = OperatorConfig.parse(sys.argv[1:] if arguments is None else arguments)
     except ConfigurationError as error:

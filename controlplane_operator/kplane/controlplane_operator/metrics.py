@@ -1,4 +1,4 @@
-"""What the operator counts and measures, under controller-runtime's names where those exist."""
+"""Metrics of the operator, with the names of controller-runtime if it has such a metric."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 
 
 
 class Metrics:
-    """The metrics of one operator, in a registry of their own."""
+    """Metrics of one operator, in a separate registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -91,17 +91,17 @@ class Metrics:
         )
 
     def migrated(self, held_seconds: float) -> None:
-        """Note that the data of a control plane moved, and how long its writes waited."""
+        """Record a completed migration; `held_seconds` is the time for which its writes waited."""
         self._holds.observe(held_seconds)
 
     def published(self, control_plane: ControlPlane) -> None:
-        """Note that a control plane was published for the first time."""
+        """Record the first publication of a control plane."""
         created = control_plane.metadata.creation_timestamp
         if created is not None:
             self._bootstrap.observe(max(0.0, (datetime.now(UTC) - created).total_seconds()))
 
     def keys_deleted(self, count: int) -> None:
-        """Note that so many keys of a control plane were deleted."""
+        """Record the number of deleted keys of a control plane."""
         self._deleted_keys.inc(count)
 
     def condition_failed(self, controller: str, *, reason: Reason) -> None:
@@ -110,14 +110,18 @@ class Metrics:
             self._failures.labels(controller, reason).inc()
 
     def failed(self, controller: str) -> None:
-        """Note that a reconciliation failed, or took too long: what is cancelled sees no difference to our end."""
+        """Record a failed reconciliation, or one that exceeded its timeout.
+
+        The reconcile function itself cannot count a timeout, because its cancellation looks like that at the operator's
+        end.
+        """
         self._total.labels(controller, "error").inc()
         self._errors.labels(controller).inc()
 
     def timed(self, controller: str, *, reconcile: Reconcile) -> Reconcile:
-        """Return the reconcile function, measured under the controller's name; `failed` counts its failures."""
+        """Return the reconcile function with measurements under the controller's name; `failed` counts its failures."""
         active, seconds = self._active.labels(controller), self._seconds.labels(controller)
-        # Else there is no series before the first failure, and so no increase at that one.
+        # Create the series before the first failure, so that Prometheus sees an increase at that failure.
         self._errors.labels(controller)
 
         async def measured(key: Key) -> Result | None:
@@ -133,13 +137,13 @@ class Metrics:
         return measured
 
     def elected(self, lease: str, *, leading: Callable[[], bool]) -> None:
-        """Tell, whenever asked, whether this operator holds the Lease of that name."""
+        """Register a gauge that shows at each scrape whether this operator holds the Lease with this name."""
         text = "Whether this one holds the Lease: 1, or 0"
         gauge = Gauge("leader_election_master_status", text, ["name"], registry=self.registry)
         gauge.labels(lease).set_function(leading)
 
     def observe(self, *, control_planes: Store, queues: Mapping[str, FairQueue[Key]]) -> None:
-        """Count, whenever asked, the control planes by phase and the keys that wait in each queue."""
+        """Register gauges of control planes by phase and of waiting keys by queue, computed at each scrape."""
         self.registry.register(_Inventory(control_planes, queues))
 
 
@@ -165,7 +169,7 @@ class _Inventory(Collector):
 
 
 def _on_demand(control_planes: Store) -> Metric:
-    """Count the control planes that start on demand: condition Hibernated says so of each that is published."""
+    """Count the published control planes that start on demand, by their condition Hibernated."""
     states: Tally[str] = Tally()
     for obj in control_planes:
         if hibernated := stored_condition(obj, HIBERNATED):
@@ -182,7 +186,7 @@ def _on_demand(control_planes: Store) -> Metric:
 
 
 def _migrations(control_planes: Store) -> Metric:
-    """Tell of each control plane whose data move, as long as they do."""
+    """Return a gauge with the start time of each migration that is in progress."""
     gauge = GaugeMetricFamily(
         "kplane_migration_started_timestamp_seconds",
         "Since when the data of a control plane move to another home",

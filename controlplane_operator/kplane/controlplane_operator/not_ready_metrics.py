@@ -1,7 +1,8 @@
-"""The health of single control planes: a series for each control plane that is not Ready, up to a limit.
+"""Metrics of control planes that are not Ready: one series for each of them, up to a limit.
 
-A fleet may have thousands of control planes, and an outage takes many of them. So the number of series is bounded, and
-the rest is counted. Faults come before mistakes of users, so that mistakes cannot displace faults.
+A fleet may have thousands of control planes, and an outage affects many of them. So the number of series is bounded,
+and the remaining control planes are counted. Faults come before mistakes of users, so that mistakes cannot displace
+faults.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = ["not_ready_families"]
 _MAX_SERIES: Final = 50
 _REASONS: Final = {str(reason): reason for reason in Reason}
 _UNKNOWN: Final = "Unknown"
-"""Stands for a missing reason, and for a reason that this version does not have."""
+"""Label value for a missing reason, and for a reason that this version does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,11 @@ class _NotReady:
     reason: str
     cause: Cause
     since: float
-    """In seconds of Unix time."""
+    """Unix time in seconds."""
 
 
 def not_ready_families(control_planes: Iterable[Object]) -> Iterator[Metric]:
-    """Yield the metrics of the control planes that are not Ready, of which the oldest are named."""
+    """Yield the metrics of control planes that are not Ready; those that are unready longest have a series."""
     listed = GaugeMetricFamily(
         "kplane_control_plane_not_ready_timestamp_seconds",
         f"Since when a control plane is not Ready, for at most {_MAX_SERIES}; cause User is a mistake in its objects",
@@ -49,12 +50,12 @@ def not_ready_families(control_planes: Iterable[Object]) -> Iterator[Metric]:
         "Control planes that are not Ready beyond those that have a series of their own",
         labels=["cause"],
     )
-    found = sorted(_all_not_ready(control_planes), key=lambda each: (each.cause is Cause.USER, each.since, each.name))
-    for each in found[:_MAX_SERIES]:
-        listed.add_metric([each.name, each.reason, each.cause], each.since)
-    rest = Tally(each.cause for each in found[_MAX_SERIES:])
+    unready = sorted(_all_not_ready(control_planes), key=lambda each: (each.cause is Cause.USER, each.since, each.name))
+    for entry in unready[:_MAX_SERIES]:
+        listed.add_metric([entry.name, entry.reason, entry.cause], entry.since)
+    remaining = Tally(entry.cause for entry in unready[_MAX_SERIES:])
     for cause in Cause:
-        unlisted.add_metric([cause], rest[cause])
+        unlisted.add_metric([cause], remaining[cause])
     yield from (listed, unlisted)
 
 
@@ -66,7 +67,7 @@ def _all_not_ready(control_planes: Iterable[Object]) -> Iterator[_NotReady]:
             reason = paused or stored_condition(obj, DELETING).get("reason", Reason.DELETING)
             yield _not_ready(obj, reason=reason, since=metadata["deletionTimestamp"])
             continue
-        # Of a migration there is a metric of its own, see `metrics.py`.
+        # Migrations have a separate metric; see `metrics.py`.
         migrates = (obj.get("status") or {}).get("phase") == ControlPlanePhase.MIGRATING
         if ready.get("status") == "True" or migrates:
             continue
@@ -75,6 +76,8 @@ def _all_not_ready(control_planes: Iterable[Object]) -> Iterator[_NotReady]:
 
 
 def _not_ready(obj: Object, *, reason: str, since: str) -> _NotReady:
-    known = _REASONS.get(reason)
-    cause = known.cause if known is not None else Cause.SYSTEM
-    return _NotReady(obj["metadata"]["name"], known or _UNKNOWN, cause, datetime.fromisoformat(since).timestamp())
+    known_reason = _REASONS.get(reason)
+    cause = known_reason.cause if known_reason is not None else Cause.SYSTEM
+    return _NotReady(
+        obj["metadata"]["name"], known_reason or _UNKNOWN, cause, datetime.fromisoformat(since).timestamp()
+    )

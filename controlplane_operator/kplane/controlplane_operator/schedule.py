@@ -1,4 +1,4 @@
-"""When a snapshot is due, by a schedule as in cron."""
+"""Schedules of snapshots by cron expressions."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SECOND: Final = timedelta(seconds=1)
 
 
 class Schedule:
-    """The times of a cron expression, in UTC."""
+    """Times of a cron expression, in UTC."""
 
     def __init__(self, expression: str) -> None:
-        """Raise ValueError where this is no schedule."""
+        """Parse the expression. Raises ValueError if it is invalid, or matches no time."""
         try:
             next(CronSim(expression, datetime.now(UTC)))
         except (CronSimError, StopIteration) as error:
@@ -28,7 +28,7 @@ class Schedule:
 
     @classmethod
     def read(cls, expression: str) -> Self | None:
-        """Return the schedule; None where the expression is none."""
+        """Return the schedule; None if the expression is invalid."""
         try:
             return cls(expression)
         except ValueError:
@@ -36,14 +36,18 @@ class Schedule:
 
     def last(self, now: datetime) -> datetime:
         """Return the latest time that is not after `now`."""
-        # The iterator gives times before its start only.
+        # The iterator only yields times before its start.
         return next(CronSim(self._expression, now.replace(microsecond=0) + _SECOND, reverse=True))
 
     def following(self, time: datetime) -> datetime:
-        """Return the first time after this one."""
+        """Return the first time after `time`."""
         return next(CronSim(self._expression, time))
 
     def delay(self, uid: str, *, at: datetime) -> timedelta:
-        """Return how much later the control plane of this uid has its turn: always as much, and others another time."""
+        """Return the delay of the control plane with this uid after a scheduled time.
+
+        The delay spreads control planes: a fixed share, derived from the uid, of a tenth of the interval or ten minutes
+        at most.
+        """
         share = int.from_bytes(hashlib.sha256(uid.encode()).digest()[:4], "big") / 2**32
         return min(_DELAY_AT_MOST, (self.following(at) - at) * _DELAY_SHARE) * share

@@ -1,7 +1,8 @@
-"""Lets the operator read Secrets in the namespaces of control planes, and only there.
+"""The operator's right to Secrets, limited to single namespaces.
 
-In each of them the operator binds one ClusterRole to itself, and restores a binding that a user deletes or changes.
-The installation opens the operator's own namespace and that of the gateway. Other ones are opened by their owners.
+In each namespace of a control plane, the operator binds a ClusterRole to itself, and restores a binding that a user
+deletes or changes. The installation binds the role in the operator's own namespace and in that of the gateway. Other
+namespaces are opened by their owners.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ DEFAULT_SECRETS_ROLE: Final = "kplane-controlplane-operator-secrets"
 
 _SELF_REVIEWS: Final = Resource("authentication.k8s.io/v1", "SelfSubjectReview", "selfsubjectreviews", namespaced=False)
 _LABEL: Final = f"{GROUP}/operator-access"
-"""`secrets` on the RoleBindings by which the operator may use the Secrets of a namespace."""
+"""Label with value `secrets` of the RoleBindings by which the operator may use the Secrets of a namespace."""
 _ACCOUNT: Final = "system:serviceaccount:"
 _RESTORED_SECONDS: Final = 1.0
-"""So long a broken binding waits, so that two controllers that overwrite each other cost little."""
+"""Delay before a changed binding is restored, so that two controllers that overwrite each other cost little."""
 _KNOWN_SECONDS: Final = 5.0
 _COMPARE_SECONDS: Final = 60.0
 _WORKERS: Final = 8
@@ -58,7 +59,7 @@ _OPENED_AT_ONCE: Final = 64
 
 
 class SecretAccess:
-    """Binds the role, and has the Secrets of each namespace followed that the operator may read."""
+    """Binds the role, and watches the Secrets of each namespace that the operator may read."""
 
     def __init__(
         self,
@@ -69,22 +70,25 @@ class SecretAccess:
         role: str = DEFAULT_SECRETS_ROLE,
         gateway_namespace: str | None = None,
     ) -> None:
-        """`namespace` is the operator's own. `role` is the ClusterRole. `gateway_namespace`: None without a gateway."""
+        """Create the manager.
+
+        `namespace` is the operator's own, and `role` is the ClusterRole. `gateway_namespace` is None without a gateway.
+        """
         self.synced: Final = asyncio.Event()
-        """Set when the operator knows the Secrets of its own namespace, and those of control planes if it can."""
+        """Set once the cache has the Secrets of the operator's namespace, and readable ones of control planes."""
         self._identified = asyncio.Event()
         self._client = client
         self._stores = stores
         self._namespace = namespace
         self._installed: Final = frozenset(name for name in (namespace, gateway_namespace) if name is not None)
-        """Namespaces that the installation opened."""
+        """Namespaces in which the installation binds the role."""
         self._role = role
         self._subject: dict[str, Any] | None = None
         self._bound: dict[str, bool] = {}
-        """By management namespace: whether its binding is as the operator writes it, as far as that is known."""
+        """Whether the binding of each management namespace equals the operator's version, as far as known."""
         self._changed = asyncio.Event()
         self._stale: set[Watched] = set()
-        """What may be to follow now, or no longer."""
+        """Watches to be started or stopped."""
         self._turned: set[str] = set()
         """Namespaces of control planes that fell asleep or woke."""
         self._bindings = Informer(client, ROLE_BINDINGS, label_selector=_LABEL)
@@ -100,10 +104,10 @@ class SecretAccess:
         )
 
     async def run(self, *, listed: asyncio.Event) -> NoReturn:
-        """Bind and follow until cancelled. `listed` is set once the stores of all kinds are filled."""
+        """Bind the role and watch Secrets until cancelled. `listed` is set once the stores of all kinds are filled."""
         self._subject = await self._who_am_i()
         self._identified.set()
-        wanted = Wanted(self._stores, installed=self._installed, bound=self._bound, changed=self._change)
+        desired = Wanted(self._stores, installed=self._installed, bound=self._bound, changed=self._change)
         listen(self._stores, self._turn)
         self._stores.namespaces.listen(self._namespace_changed)
         controller = Controller("secretaccess", self._reconcile, queue=self._queue, workers=_WORKERS)
@@ -117,7 +121,7 @@ class SecretAccess:
             while True:
                 while self._stale:
                     watched = self._stale.pop()
-                    if watched in wanted:
+                    if watched in desired:
                         self._watches.start(watched)
                     else:
                         await self._watches.stop(watched)
@@ -127,21 +131,21 @@ class SecretAccess:
                     async with asyncio.timeout(jittered(_COMPARE_SECONDS)):
                         await self._changed.wait()
                 except TimeoutError:
-                    # What a reconcile had followed may never have been seen to come.
+                    # A watch that a reconcile started may be for a namespace that the cache has never contained.
                     self._stale |= self._watches.watched()
                 self._changed.clear()
 
     def problem(self) -> str | None:
-        """Say, for /readyz, why the operator cannot begin."""
+        """Return why the operator is not ready, for /readyz; None if it is."""
         if self.synced.is_set():
             return None
         error = self._watches.error(Watched(self._namespace, OWN))
         return f"the Secrets of namespace {self._namespace} were not listed yet{f': {error}' if error else ''}"
 
     async def open(self, namespace: str) -> None:
-        """Have the operator use the Secrets of a management namespace, or of the gateway's, and know them.
+        """Get access to the Secrets of a management namespace, or of that of the gateway, and wait for their cache.
 
-        Raises ConditionError (SecretsNotReadable) while it may not.
+        Raises ConditionError (SecretsNotReadable) if the Secrets are not in the cache after 5 s.
         """
         watched = Watched(namespace, OWN)
         await self._identified.wait()
@@ -154,24 +158,28 @@ class SecretAccess:
                 await self._watches.known(watched)
         except (TimeoutError, ClusterNotReady):
             why = self._watches.error(watched) or "no answer yet"
-            said = f"the operator cannot read the Secrets of namespace {namespace}: {why}"
+            message = f"the operator cannot read the Secrets of namespace {namespace}: {why}"
             if namespace in self._installed:
-                said += f"; {self._how_to_open(namespace, role=self._role)}"
-            raise ConditionError(Reason.SECRETS_NOT_READABLE, said) from None
+                message += f"; {self._how_to_open(namespace, role=self._role)}"
+            raise ConditionError(Reason.SECRETS_NOT_READABLE, message) from None
 
     def is_lost(self, namespace: str) -> bool:
-        """Tell whether a user's namespace is followed, and its Secrets cannot be read now."""
+        """Return whether a user's namespace is watched, and its Secrets are unreadable at present."""
         return any(self._watches.is_lost(Watched(namespace, label)) for label in (FOR_ENDPOINTS, FOR_REGISTRATIONS))
 
     async def forbidden(self, secret: SecretReference, error: Forbidden) -> ConditionError | None:
-        """Return what to do about a Secret that the operator may not read; None if its namespace does not exist."""
+        """Return the error for a Secret that the operator may not read, with the remedy.
+
+        Returns None if the namespace does not exist.
+        """
         if await is_leaving(self._client, secret.namespace):
             return None
-        said = f"the operator may not read Secret {secret.namespace}/{secret.name}"
+        message = f"the operator may not read Secret {secret.namespace}/{secret.name}"
         if is_managed_namespace(secret.namespace):
-            return ConditionError(Reason.SECRETS_NOT_READABLE, f"{said}: {error}")
+            return ConditionError(Reason.SECRETS_NOT_READABLE, f"{message}: {error}")
         return ConditionError(
-            Reason.SECRETS_NOT_READABLE, f"{said}; {self._how_to_open(secret.namespace, role=f'{self._role}-reader')}"
+            Reason.SECRETS_NOT_READABLE,
+            f"{message}; {self._how_to_open(secret.namespace, role=f'{self._role}-reader')}",
         )
 
     def _how_to_open(self, namespace: str, *, role: str) -> str:
@@ -187,7 +195,7 @@ class SecretAccess:
         return f"--user={subject.get('name', 'NAME')}"
 
     async def _who_am_i(self) -> dict[str, Any]:
-        """Return whom the bindings name: the user that the API server takes the operator for."""
+        """Return the subject of the bindings: the user as which the API server authenticates the operator."""
         backoff = retry_backoff()
         while True:
             try:
@@ -204,7 +212,7 @@ class SecretAccess:
             return {"kind": "User", "apiGroup": RBAC, "name": user}
 
     async def _await_all(self, listed: asyncio.Event) -> None:
-        """Set `synced`. A namespace that cannot be read delays that by `_KNOWN_SECONDS` at most."""
+        """Set `synced` after the caches are filled. An unreadable namespace delays this by 5 s at most."""
         await self._watches.known(Watched(self._namespace, OWN))
         await self._bindings.wait_synced()
         await listed.wait()
@@ -232,11 +240,11 @@ class SecretAccess:
         self._changed.set()
 
     def _namespace_changed(self, change: Change) -> None:
-        # A new one is bound by `open`, when its control plane is reconciled.
+        # `open` binds the role in a new namespace when its control plane is reconciled.
         self._queue.add_after(change.key, _RESTORED_SECONDS if change.old is None else 0.0)
 
     def _seen(self, event: Event) -> None:
-        """Take in a change of a binding; what the operator writes itself comes as it was written."""
+        """Process a change of a binding. A binding that the operator wrote itself counts as whole."""
         namespace, name = event.entry.key
         if name != self._role:
             return
@@ -245,17 +253,17 @@ class SecretAccess:
             self._bound[namespace] = True
             self._change(Watched(namespace, OWN))
         else:
-            # The namespace is followed still: the binding is back in a moment, or the namespace goes.
+            # The watch continues: either the binding is restored in a moment, or the namespace is being deleted.
             self._bound[namespace] = False
             self._queue.add_after(("", namespace), _RESTORED_SECONDS)
 
     async def _reconcile(self, key: Key) -> None:
         namespace = key[1]
-        found = self._stores.namespaces.get(key)
-        if found is None or not is_managed_namespace(namespace):
+        obj = self._stores.namespaces.get(key)
+        if obj is None or not is_managed_namespace(namespace):
             self._bound.pop(namespace, None)
             self._change(Watched(namespace, OWN))
-        elif "deletionTimestamp" not in found["metadata"] and not self._bound.get(namespace):
+        elif "deletionTimestamp" not in obj["metadata"] and not self._bound.get(namespace):
             await self._bind(namespace)
 
     async def _bind(self, namespace: str) -> None:

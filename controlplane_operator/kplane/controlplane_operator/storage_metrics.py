@@ -1,4 +1,4 @@
-"""Tells Prometheus what control planes keep in the shared etcd."""
+"""Prometheus metrics of the storage of control planes in the shared etcd."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["StorageMetrics"]
 
 
 class StorageMetrics(Collector):
-    """Reads the caches whenever asked, so that a control plane that is gone leaves no series behind."""
+    """Reads the caches at each scrape, so that deleted control planes leave no series behind."""
 
     def __init__(self, stores: Stores, *, usage: Callable[[str], Usage | None]) -> None:
-        """`usage` returns what was measured last of the control plane with a uid."""
+        """Create the collector; `usage` returns the last measurement of the control plane with a uid."""
         self._stores = stores
         self._usage = usage
 
@@ -31,13 +31,13 @@ class StorageMetrics(Collector):
         size = family("bytes", "Bytes of the keys and present values of a control plane in the shared etcd")
         quota = family("quota_bytes", "The storage quota of a control plane that has one")
         for obj in self._stores.control_planes:
-            metadata, known = obj["metadata"], (obj.get("status") or {}).get("storage")
-            if known is None:
+            metadata, recorded = obj["metadata"], (obj.get("status") or {}).get("storage")
+            if recorded is None:
                 continue
-            # Before the first measurement of this operator, what the one before it wrote down.
-            measured = self._usage(metadata["uid"]) or Usage(known["keys"], known["bytes"])
+            # Before its first measurement, this operator exports the values that the former operator recorded.
+            measured = self._usage(metadata["uid"]) or Usage(recorded["keys"], recorded["bytes"])
             keys.add_metric([metadata["name"]], measured.keys)
             size.add_metric([metadata["name"]], measured.bytes)
-            if "quotaBytes" in known:
-                quota.add_metric([metadata["name"]], known["quotaBytes"])
+            if "quotaBytes" in recorded:
+                quota.add_metric([metadata["name"]], recorded["quotaBytes"])
         yield from (keys, size, quota)

@@ -1,6 +1,7 @@
-"""`python -m kplane.controlplane_operator.uninstall`: fails while there are control planes.
+"""`python -m kplane.controlplane_operator.uninstall`: fails while control planes exist.
 
-Helm runs it before it deletes a release: without the operator and the shared etcd control planes would be lost.
+Helm runs the command before it deletes a release: without the operator and the shared etcd, control planes would be
+lost.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ _ANYWAY: Final = "To uninstall kplane without this check, run helm uninstall wit
 
 
 def main() -> int:
-    """Run the command; returns 0 if kplane can be uninstalled, else 1."""
+    """Run the command; return 0 if kplane can be uninstalled, and 1 otherwise."""
     try:
-        said = asyncio.run(_asked())
+        message = asyncio.run(_asked())
     except ProviderError as error:
-        said = f"failed to list control planes: {error}. {_ANYWAY}."
-    if said is None:
+        message = f"failed to list control planes: {error}. {_ANYWAY}."
+    if message is None:
         return 0
-    sys.stderr.write(f"{said}\n")
+    sys.stderr.write(f"{message}\n")
     return 1
 
 
@@ -36,14 +37,14 @@ async def _asked() -> str | None:
 
 
 async def refusal(client: Client) -> str | None:
-    """Say why kplane is not uninstalled, and what to do; None if there is no control plane. Raises ProviderError."""
+    """Return why kplane is not uninstalled, with the remedy; None if no control plane exists. Raises ProviderError."""
     try:
-        found = (await client.list(CONTROL_PLANES, metadata_only=True)).items
+        control_planes = (await client.list(CONTROL_PLANES, metadata_only=True)).items
     except NotFound:
         return None  # the kind is gone, and with it every control plane
-    if not found:
+    if not control_planes:
         return None
-    names = [each["metadata"]["name"] for each in found]
+    names = [control_plane["metadata"]["name"] for control_plane in control_planes]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return (
         f"kplane is not uninstalled, because there are control planes: {', '.join(names[:_NAMED])}{more}. Delete them"

@@ -1,1 +1,1 @@
-"""Add-ons: what the control planes of a class have inside, besides what kplane itself needs."""
+"""Add-ons: objects that the class of a control plane adds inside it, besides the objects that kplane needs."""

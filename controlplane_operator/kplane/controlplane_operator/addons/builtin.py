@@ -1,4 +1,4 @@
-"""The add-ons that kplane brings itself."""
+"""Add-ons that kplane provides itself."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ BUILT_IN: Final = frozenset({STARTER_ADDON, JOIN_ADDON})
 _RBAC: Final = "rbac.authorization.k8s.io"
 _INFO: Final = "control-plane-info"
 _MAX_TOKENS: Final = 50
-"""kplane keeps three at most; tenants may label others."""
+"""Maximum number of listed token Secrets. kplane keeps at most three; tenants may label other Secrets."""
 
 
 @dataclass(frozen=True, slots=True)
 class TenantFacts:
-    """What the built-in add-ons say of a control plane, in it."""
+    """Values of a control plane that the built-in add-ons publish inside it."""
 
     external_url: str
     cluster: ClusterFacts
@@ -37,16 +37,16 @@ class TenantFacts:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The objects of a built-in add-on, and until when they are good."""
+    """Objects of a built-in add-on, and the time at which they must be rendered again."""
 
     bundle: Bundle
     until: dt.datetime | None = None
 
 
 async def render_built_in(addon: str, client: Client, *, facts: TenantFacts) -> Rendered:
-    """Describe a built-in add-on as it is to be in the control plane that `client` reaches.
+    """Render the objects of a built-in add-on for the control plane that `client` reaches.
 
-    Raises BootstrapFailed where something that it needs is not known, and what `client` raises.
+    Raises BootstrapFailed if a required value is unknown, and the errors of `client`.
     """
     if addon == STARTER_ADDON:
         return Rendered(Bundle.of(_starter(facts)))
@@ -61,9 +61,9 @@ async def _kubeadm_join(client: Client, *, facts: TenantFacts) -> Rendered:
         raise BootstrapFailed(
             f"too much has the label {labelled} in namespace kube-system; delete those Secrets: {error}"
         ) from error
-    found = [token for token in map(read_token, listed.items) if token is not None]
-    tokens = current_tokens(found, now=dt.datetime.now(dt.UTC))
-    # Also when one of them ends, its Secret and its signature are to go.
+    existing = [token for token in map(read_token, listed.items) if token is not None]
+    tokens = current_tokens(existing, now=dt.datetime.now(dt.UTC))
+    # The expiry of a token also requires a new rendering, which drops its Secret and its signature.
     until = min(tokens[0].renew_at, *(token.expires_at for token in tokens))
     return Rendered(Bundle.of(join_objects(facts.cluster, tokens=tokens)), until)
 

@@ -1,4 +1,4 @@
-"""The bundles that the management cluster has: ConfigMaps beside the operator, with a label that says what they are."""
+"""Bundles in the management cluster: ConfigMaps in the namespace of the operator, with a label for bundles."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Read:
 
 
 class Bundles:
-    """Finds bundles by the names of their ConfigMaps; each version is parsed once."""
+    """Bundles by the names of their ConfigMaps. Each version is parsed once."""
 
     def __init__(self, store: Store, *, namespace: str) -> None:
         self._store = store
@@ -33,48 +33,54 @@ class Bundles:
         self._reading = asyncio.Lock()
 
     def version(self, addon: str) -> str:
-        """Return what changes whenever the bundle may have; empty where there is none."""
-        found = self._store.get((self._namespace, addon))
-        return f"{found['metadata']['uid']}/{found['metadata']['resourceVersion']}" if found is not None else ""
+        """Return a text that changes whenever the bundle may have changed; empty if there is no bundle."""
+        config_map = self._store.get((self._namespace, addon))
+        return (
+            f"{config_map['metadata']['uid']}/{config_map['metadata']['resourceVersion']}"
+            if config_map is not None
+            else ""
+        )
 
     async def find(self, addon: str) -> Bundle:
-        """Return a bundle. Raises ConditionError (AddonUnknown, BundleInvalid), which nothing but a change of it can
-        end."""
+        """Return a bundle.
+
+        Raises ConditionError (AddonUnknown, BundleInvalid); only a change of the bundle can resolve the error.
+        """
         async with self._reading:
-            found = self._store.get((self._namespace, addon))
+            config_map = self._store.get((self._namespace, addon))
             where = f"ConfigMap {self._namespace}/{addon}"
-            if found is None:
+            if config_map is None:
                 self._read.pop(addon, None)
                 raise ConditionError(
                     Reason.ADDON_UNKNOWN,
                     f"there is no {where} with label {BUNDLES}; create it, or take the add-on off the class",
                 )
             version = self.version(addon)
-            known = self._read.get(addon)
-            if known is None or known.version != version:
-                # In a thread: a megabyte of YAML takes a second, which health and watches do not wait for.
-                known = await asyncio.to_thread(_parse, found.get("data") or {}, version)
-                self._read[addon] = known
-        if known.bundle is None:
-            raise ConditionError(Reason.BUNDLE_INVALID, f"{where} cannot be used: {known.problem}")
-        return known.bundle
+            read = self._read.get(addon)
+            if read is None or read.version != version:
+                # In a thread, because a megabyte of YAML takes a second, which would delay health checks and watches.
+                read = await asyncio.to_thread(_parse, config_map.get("data") or {}, version)
+                self._read[addon] = read
+        if read.bundle is None:
+            raise ConditionError(Reason.BUNDLE_INVALID, f"{where} cannot be used: {read.problem}")
+        return read.bundle
 
     async def problems(self, addons: list[str]) -> list[ConditionError]:
-        """Say what is wrong with the add-ons of these names, before any control plane tries them."""
-        found = []
+        """Return the errors of these add-ons, before any control plane tries to install them."""
+        failures = []
         for addon in addons:
             if addon in BUILT_IN:
                 if self._store.get((self._namespace, addon)) is not None:
-                    told = (
+                    message = (
                         f"ConfigMap {self._namespace}/{addon} is not used: kplane has an add-on of its own of that name"
                     )
-                    found.append(ConditionError(Reason.BUNDLE_INVALID, f"{told}; rename yours"))
+                    failures.append(ConditionError(Reason.BUNDLE_INVALID, f"{message}; rename yours"))
                 continue
             try:
                 await self.find(addon)
             except ConditionError as failure:
-                found.append(failure)
-        return found
+                failures.append(failure)
+        return failures
 
 
 def _parse(data: dict[str, str], version: str) -> _Read:

@@ -1,4 +1,4 @@
-"""Asks a control plane under which paths it serves a kind."""
+"""Discovery of the paths under which a control plane serves a kind."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _PLURAL: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 
 
 class Discovery:
-    """What one control plane serves, asked for once a group and version."""
+    """Kinds that a control plane serves, requested once for each group and version."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._known: dict[str, dict[str, Resource]] = {}
 
     async def find(self, api_version: str, kind: str, *, again: bool = False) -> Resource | None:
-        """Return the kind, or None where it is not served; with `again` what was learned before does not count.
+        """Return the resource of a kind; None if the kind is not served. With `again`, the cached answer is ignored.
 
-        `api_version` has to be one by its form. Raises what the client raises.
+        `api_version` must have the form of an apiVersion. Raises the errors of the client.
         """
         if again or api_version not in self._known:
             self._known[api_version] = await self._ask(api_version)
@@ -36,10 +36,11 @@ class Discovery:
         except NotFound:
             return {}
         listed = answer.get("resources") if isinstance(answer, dict) else None
-        found: dict[str, Resource] = {}
+        resources: dict[str, Resource] = {}
         for item in listed if isinstance(listed, list) else ():
             name, kind = (item.get("name"), item.get("kind")) if isinstance(item, dict) else (None, None)
-            # Subresources have a slash in their names. The answer is the tenant's: no other path may come out of it.
+            # Subresources have a slash in their names. The answer comes from the tenant and must not lead to other
+            # paths.
             if isinstance(name, str) and isinstance(kind, str) and _PLURAL.fullmatch(name):
-                found.setdefault(kind, Resource(api_version, kind, name, namespaced=item.get("namespaced") is True))
-        return found
+                resources.setdefault(kind, Resource(api_version, kind, name, namespaced=item.get("namespaced") is True))
+        return resources

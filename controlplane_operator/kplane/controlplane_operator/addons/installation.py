@@ -1,8 +1,8 @@
-"""Installs add-ons in one control plane: by server-side apply, tracked, pruned, each on its own.
+"""Installation of add-ons in a control plane: by server-side apply, with an inventory, pruning, and separate failures.
 
-The operator does everything through the tenant's own API. An object that exists and is not an add-on's is the tenant's,
-and the operator does not adopt it. The operator deletes only what is in an inventory and has the add-on's label. So a
-user who may write inventories cannot have it delete other objects.
+The operator uses the tenant's own API for all changes. An object that exists and belongs to no add-on is the tenant's,
+and the operator does not adopt it. The operator deletes only objects that are in an inventory and have the add-on's
+label. So a user who may write inventories cannot make the operator delete other objects.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from kplane.provider.errors import AnswerTooLarge, TooManyRequests, Unauthorized
 __all__ = ["KEEP_ANNOTATION", "Installation"]
 
 KEEP_ANNOTATION: Final = f"{GROUP}/keep"
-"""`"true"` on an object of an add-on has it stay when the add-on is removed."""
+"""If `"true"` on an object of an add-on, the object remains after the removal of the add-on."""
 
 _ADDON_SECONDS: Final = 30.0
 _ESTABLISHED_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.1
 _MAX_SILENT: Final = 2
-"""Calls without an answer in time after which the rest of the add-on waits for a retry. A webhook of the tenant that
-hangs delays only the objects that it is called for."""
+"""Number of calls without an answer in time after which the rest of the add-on waits for a retry. A webhook of the
+tenant that hangs delays only the objects that it admits.
+"""
 _MAX_TOLD: Final = 300
 _REPLACED: Final = frozenset({"ClusterRoleBinding", "RoleBinding"})
 
 
 class _GivenUp(Exception):
-    """The rest of an add-on waits for the next try."""
+    """Raised if the rest of an add-on must wait for the next attempt."""
 
 
 @dataclass(slots=True)
@@ -48,7 +49,7 @@ class _Outcome:
 
 
 class Installation:
-    """Brings the add-ons of one control plane in line; made anew for each look at it."""
+    """Installer for the add-ons of a control plane. Create a new instance for each pass."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -58,31 +59,32 @@ class Installation:
         self._made: dict[str, list[ObjectId]] = {}
 
     async def begin(self) -> list[str]:
-        """Read what is installed, and return the add-ons that it is of. Raises ProviderError."""
+        """Read the inventories, and return the installed add-ons. Raises ProviderError."""
         await self._inventory.load()
         return self._inventory.addons()
 
     async def install(self, addon: str, bundle: Bundle) -> list[str]:
-        """Have the objects of an add-on in place; returns what went wrong, a sentence for each object.
+        """Apply the objects of an add-on. Returns the failures, a sentence for each object.
 
-        Raises ProviderError where the control plane cannot be reached or lets us do nothing, so that no other add-on
-        needs to be tried.
+        Raises ProviderError if the control plane is unreachable or denies all requests, so that further add-ons need no
+        attempt.
         """
         outcome = _Outcome()
         async with self._bounded(outcome):
             ordered = sorted(bundle.objects, key=lambda obj: rank(identify(obj)))
             foundation = [obj for obj in ordered if rank(identify(obj)) <= FOUNDATION]
             crds = [obj for obj in foundation if obj["kind"] == CRD_KIND]
-            made = await self._make(addon, foundation, outcome)
+            installed = await self._make(addon, foundation, outcome)
             await self._established(map(identify, crds), outcome)
-            made += await self._make(addon, ordered[len(foundation) :], outcome, new_kinds=_defined_by(crds))
-            self._made[addon] = made
+            installed += await self._make(addon, ordered[len(foundation) :], outcome, new_kinds=_defined_by(crds))
+            self._made[addon] = installed
         return outcome.failures
 
     async def prune(self, addon: str) -> list[str]:
-        """Remove what an installed add-on had before and has no more; otherwise like `install`.
+        """Remove objects that are in the inventory of an add-on but not in its bundle any more. Returns the failures.
 
-        After every `install`, so that what moved from one add-on to another is not removed under it.
+        Call this after all calls of `install`, so that an object that moves between add-ons is not removed. Raises
+        ProviderError as `install` does.
         """
         outcome = _Outcome()
         async with self._bounded(outcome):
@@ -90,7 +92,7 @@ class Installation:
         return outcome.failures
 
     async def uninstall(self, addon: str) -> list[str]:
-        """Remove everything that an add-on had installed; otherwise like `prune`."""
+        """Remove all objects and the inventory of an add-on. Returns failures and raises errors as `prune` does."""
         outcome = _Outcome()
         async with self._bounded(outcome):
             await self._prune(addon, keep=[], outcome=outcome)
@@ -111,24 +113,27 @@ class Installation:
     async def _make(
         self, addon: str, objects: list[Object], outcome: _Outcome, *, new_kinds: Collection[tuple[str, str]] = ()
     ) -> list[ObjectId]:
-        """Apply objects, once all of them are noted in the inventory; those of `new_kinds` when they are served."""
+        """Record the objects in the inventory, and then apply them.
+
+        Objects of `new_kinds` wait until the kind is served.
+        """
         placed: list[tuple[Resource, ObjectId, Object]] = []
         for obj in objects:
             with self._told(identify(obj), outcome):
                 is_new = (identify(obj).key[0], obj["kind"]) in new_kinds
-                found = await self._place(obj, is_new=is_new)
-                if found is None:
+                placement = await self._place(obj, is_new=is_new)
+                if placement is None:
                     outcome.failures.append(
                         f"{identify(obj)}: the control plane does not serve kind {obj['kind']} of {obj['apiVersion']};"
                         " have the bundle bring its CustomResourceDefinition"
                     )
                 else:
-                    placed.append(found)
-        known = {each.key for each in self._inventory.of(addon)}
+                    placed.append(placement)
+        installed_keys = {installed.key for installed in self._inventory.of(addon)}
         ours = []
         for resource, identity, obj in placed:
             with self._told(identity, outcome):
-                if await self._may_take(addon, resource, identity, outcome, known=known):
+                if await self._may_take(addon, resource, identity, outcome, known=installed_keys):
                     self._owners[identity.key] = addon
                     ours.append((resource, identity, obj))
         await self._inventory.note(addon, [identity for _, identity, _ in ours])
@@ -143,7 +148,8 @@ class Installation:
         except Invalid:
             if resource.kind not in _REPLACED:
                 raise
-            # A user made it anew with another role, which cannot be changed.
+            # A user has created the binding with another role. The role of a binding is immutable, so replace the
+            # binding.
             with contextlib.suppress(NotFound):
                 await self._client.delete(resource, obj["metadata"]["name"], namespace=obj["metadata"].get("namespace"))
             await self._client.apply(resource, obj, field_manager=FIELD_MANAGER, force=True)
@@ -151,7 +157,7 @@ class Installation:
     async def _place(self, obj: Object, *, is_new: bool) -> tuple[Resource, ObjectId, Object] | None:
         resource = await self._discovery.find(obj["apiVersion"], obj["kind"])
         if resource is None and is_new:
-            # The API server publishes a new kind a moment after its definition is established.
+            # The API server serves a new kind shortly after its definition is established.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_ESTABLISHED_SECONDS):
                     while resource is None:
@@ -188,7 +194,7 @@ class Installation:
         if _label(present) is not None:
             return True
         if identity.kind == "Namespace" and identity.key[0] == "":
-            # It is there, which is all that is asked of it; it stays the tenant's.
+            # The bundle only needs the namespace to exist, so the namespace remains the tenant's.
             return False
         outcome.failures.append(
             f"{identity} exists in the control plane and is not the add-on's; delete it there, or label it"
@@ -212,11 +218,11 @@ class Installation:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _prune(self, addon: str, *, keep: list[ObjectId], outcome: _Outcome) -> None:
-        kept = {identity.key for identity in keep}
+        keys = {identity.key for identity in keep}
         left = []
         for identity in sorted(self._inventory.of(addon), key=rank, reverse=True):
-            # What another add-on has by now is that one's.
-            if identity.key in kept or identity.key in self._owners:
+            # An object that moved to another add-on belongs to that add-on.
+            if identity.key in keys or identity.key in self._owners:
                 continue
             before = len(outcome.failures)
             with self._told(identity, outcome):
@@ -231,8 +237,8 @@ class Installation:
             return
         with contextlib.suppress(NotFound):
             present = await self._get(resource, identity)
-            kept = _noted(present, "annotations", KEEP_ANNOTATION) == "true"
-            if _label(present) == label_value(addon) and not kept:
+            is_kept = _noted(present, "annotations", KEEP_ANNOTATION) == "true"
+            if _label(present) == label_value(addon) and not is_kept:
                 await self._client.delete(
                     resource,
                     identity.name,
@@ -246,7 +252,7 @@ class Installation:
 
     @contextlib.contextmanager
     def _told(self, identity: ObjectId, outcome: _Outcome) -> Iterator[None]:
-        """Note a failure of one object; raise a failure of the whole control plane."""
+        """Record the failure of a single object, but raise a failure of the whole control plane."""
         try:
             yield
         except (Unauthorized, TooManyRequests):
@@ -266,11 +272,11 @@ class Installation:
 
 def _words(error: ProviderError, identity: ObjectId) -> str:
     if isinstance(error, ApiError):
-        # The API server may repeat a value that it refuses, and a Secret's values are for no status.
-        told = f"{error.status} {error.reason}" if identity.kind == "Secret" else error.message
+        # The API server may repeat a refused value, and the values of a Secret must not get into a status.
+        message = f"{error.status} {error.reason}" if identity.kind == "Secret" else error.message
     else:
-        told = str(error)
-    return told if len(told) <= _MAX_TOLD else f"{told[: _MAX_TOLD - 1]}…"
+        message = str(error)
+    return message if len(message) <= _MAX_TOLD else f"{message[: _MAX_TOLD - 1]}…"
 
 
 def _marked(obj: Object, *, addon: str) -> Object:
@@ -283,25 +289,25 @@ def _label(obj: Object) -> str | None:
 
 
 def _noted(obj: Object, field: str, key: str) -> str | None:
-    """Return a label or an annotation; an answer may have anything in their place."""
-    found = obj["metadata"].get(field)
-    value = found.get(key) if isinstance(found, Mapping) else None
+    """Return a label or an annotation; None unless it is a text. A tenant's answer may have any JSON in its place."""
+    values = obj["metadata"].get(field)
+    value = values.get(key) if isinstance(values, Mapping) else None
     return value if isinstance(value, str) else None
 
 
 def _defined_by(crds: Iterable[Object]) -> set[tuple[str, str]]:
-    found = set()
+    kinds = set()
     for crd in crds:
         with contextlib.suppress(KeyError, TypeError):
-            found.add((crd["spec"]["group"], crd["spec"]["names"]["kind"]))
-    return found
+            kinds.add((crd["spec"]["group"], crd["spec"]["names"]["kind"]))
+    return kinds
 
 
 def _is_established(crd: Object) -> bool:
-    # `conditions` is null until the API server has looked at the CRD: the field has no omitempty (apiextensions/v1).
+    # `conditions` is null until the API server has processed the CRD: the field has no omitempty (apiextensions/v1).
     status = crd.get("status")
     conditions = status.get("conditions") if isinstance(status, Mapping) else None
     return any(
-        isinstance(each, Mapping) and (each.get("type"), each.get("status")) == ("Established", "True")
-        for each in (conditions if isinstance(conditions, list) else ())
+        isinstance(condition, Mapping) and (condition.get("type"), condition.get("status")) == ("Established", "True")
+        for condition in (conditions if isinstance(conditions, list) else ())
     )

@@ -1,7 +1,7 @@
-"""What was installed in a control plane: one ConfigMap in the tenant for each add-on.
+"""Inventories of the objects installed in a control plane: a ConfigMap in the tenant for each add-on.
 
-It is in the tenant because it belongs to the tenant's data: retained, adopted and moved data bring it along. A user who
-may write it can have the operator delete objects with an add-on's label, see `installation`.
+The inventory is in the tenant because it belongs to the tenant's data: retained, adopted and moved data include it. A
+user who may write inventories can make the operator delete objects with an add-on's label, see `installation`.
 """
 
 from __future__ import annotations
@@ -26,33 +26,35 @@ __all__ = ["FIELD_MANAGER", "Inventory"]
 FIELD_MANAGER: Final = "kplane-addons"
 
 _LABEL: Final = f"{GROUP}/addon-inventory"
-"""`"true"` on a ConfigMap in a control plane: it lists the objects that an add-on installed."""
+"""Label of a ConfigMap in a control plane that lists the objects of an add-on. The value is `"true"`."""
 _ADDON: Final = "addon"
 _OBJECTS: Final = "objects"
 _PREFIX: Final = "kplane-addon-"
 _MAX_NAME: Final = 253
 _MAX_READ: Final = 2000
-"""More objects than kplane writes into one."""
+"""Maximum number of lines read from an inventory, more than kplane writes."""
 _MAX_INVENTORIES: Final = 200
-"""A class has 64 add-ons at most, and those that were taken off it may still be on their way out."""
+"""Maximum number of inventories. A class has at most 64 add-ons, and former add-ons may still be being removed."""
 _MAX_OBJECTS: Final = 50_000
-"""In all of them: 64 add-ons of 500 objects are 32,000."""
+"""Maximum number of objects in all inventories. 64 add-ons of 500 objects have 32,000."""
 _ADDON_NAME: Final = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
-"""A ConfigMap's name, as RFC 1123 has it; a tenant may have written anything, and it is told in conditions."""
+"""Name of a ConfigMap by RFC 1123. Names are checked because a tenant may have written any text, and conditions show
+it.
+"""
 
 
 class Inventory:
-    """The inventories of one control plane."""
+    """Inventories of a control plane."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._known: dict[str, list[ObjectId]] = {}
 
     async def load(self) -> None:
-        """Read them; what cannot be read counts as nothing.
+        """Read the inventories. Invalid inventories and lines are ignored.
 
-        Names first, then one inventory after the other, so that no more than one is in memory as it came. Raises
-        AnswerTooLarge where there are more of them, or of objects in them, than we ever write.
+        The names are listed first, and then each inventory is read by itself, so that memory holds a single unparsed
+        inventory. Raises AnswerTooLarge if there are more inventories or objects than kplane ever writes.
         """
         listed = await self._client.list(
             CONFIG_MAPS,
@@ -63,11 +65,11 @@ class Inventory:
         )
         objects = 0
         for item in listed.items:
-            addon, found = await self._one(item["metadata"].get("name", ""))
+            addon, entries = await self._one(item["metadata"].get("name", ""))
             if addon is None:
                 continue
-            self._known[addon] = found
-            objects += len(found)
+            self._known[addon] = entries
+            objects += len(entries)
             if objects > _MAX_OBJECTS:
                 raise AnswerTooLarge(
                     f"the ConfigMaps with label {_LABEL}=true in namespace {TENANT_NAMESPACE} of the control plane name"
@@ -88,23 +90,23 @@ class Inventory:
         return addon, _read(data.get(_OBJECTS))
 
     def addons(self) -> list[str]:
-        """Return the add-ons that have one."""
+        """Return the names of the add-ons that have an inventory."""
         return sorted(self._known)
 
     def of(self, addon: str) -> list[ObjectId]:
-        """Return what was installed for an add-on, in that order."""
+        """Return the installed objects of an add-on, in the order of their installation."""
         return self._known.get(addon, [])
 
     async def note(self, addon: str, objects: Iterable[ObjectId]) -> None:
-        """Add objects that are about to be made: whatever happens then, they are not forgotten."""
-        known = self.of(addon)
-        keys = {each.key for each in known}
-        added = [each for each in objects if each.key not in keys]
+        """Add objects that are about to be created, so that a crash after the creation does not lose them."""
+        existing = self.of(addon)
+        keys = {item.key for item in existing}
+        added = [item for item in objects if item.key not in keys]
         if added or addon not in self._known:
-            await self.write(addon, [*known, *added])
+            await self.write(addon, [*existing, *added])
 
     async def write(self, addon: str, objects: list[ObjectId]) -> None:
-        """Have exactly these be what is installed; nothing is written where that is known already."""
+        """Replace the objects of an inventory. Skips the write if they are equal."""
         if addon in self._known and self._known[addon] == objects:
             return
         body = {
@@ -115,7 +117,7 @@ class Inventory:
         self._known[addon] = objects
 
     async def drop(self, addon: str) -> None:
-        """The add-on is not installed any more."""
+        """Delete the inventory of an add-on that is removed."""
         with contextlib.suppress(NotFound):
             await self._client.delete(CONFIG_MAPS, _name(addon), namespace=TENANT_NAMESPACE)
         self._known.pop(addon, None)
@@ -127,18 +129,18 @@ def _name(addon: str) -> str:
 
 
 def _written(objects: list[ObjectId]) -> str:
-    # One object a line, for people who look at it.
-    lines = (orjson.dumps([each.api_version, each.kind, each.namespace, each.name]).decode() for each in objects)
+    # One object per line, for people who read the ConfigMap.
+    lines = (orjson.dumps([item.api_version, item.kind, item.namespace, item.name]).decode() for item in objects)
     return "\n".join(lines)
 
 
 def _read(text: Any) -> list[ObjectId]:
-    found: list[ObjectId] = []
+    entries: list[ObjectId] = []
     for line in text.splitlines()[:_MAX_READ] if isinstance(text, str) else ():
         with contextlib.suppress(orjson.JSONDecodeError):
             parts = orjson.loads(line)
             if isinstance(parts, list) and len(parts) == 4 and all(isinstance(part, str) for part in parts):
                 entry = ObjectId(*parts)
                 if entry.readable():
-                    found.append(entry)
-    return found
+                    entries.append(entry)
+    return entries

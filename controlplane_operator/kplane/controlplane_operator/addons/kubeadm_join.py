@@ -1,4 +1,4 @@
-"""What `kubeadm join` needs in a control plane.
+"""Objects that `kubeadm join` needs in a control plane.
 
 Names, groups and rules are those of kubeadm's phases bootstrap-token, upload-config and kubelet-config (Kubernetes
 1.36, cmd/kubeadm/app/phases).
@@ -36,7 +36,10 @@ _DNS_DOMAIN: Final = "cluster.local"
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """What nodes are told of a control plane. Service range and DNS address are None where others decide them."""
+    """Values of a control plane for its nodes.
+
+    Service range and DNS address are None if kplane does not assign them.
+    """
 
     name: str
     join_url: str
@@ -47,9 +50,9 @@ class ClusterFacts:
 
 
 def join_objects(facts: ClusterFacts, *, tokens: Sequence[JoinToken]) -> list[dict[str, Any]]:
-    """Describe everything, with the Secrets of `tokens`; equal arguments give equal objects.
+    """Return all objects, with the Secrets of `tokens`. Equal arguments give equal objects.
 
-    Raises BootstrapFailed where a node could not join with what is known.
+    Raises BootstrapFailed if the CA or the version is missing, without which a node cannot join.
     """
     if facts.ca is None:
         raise BootstrapFailed(
@@ -75,7 +78,7 @@ def _cluster_info(join_url: str, *, ca: bytes, tokens: Sequence[JoinToken]) -> l
     return [
         _config_map("cluster-info", namespace=_PUBLIC, data={"kubeconfig": kubeconfig, **signatures}),
         _role(name, namespace=_PUBLIC, config_map="cluster-info"),
-        # Nodes that join have a token, and use it only once they trust what they read here.
+        # Joining nodes read this anonymously. They send their token only after they have verified the signature.
         _binding(name, namespace=_PUBLIC, role=name, users=[_ANONYMOUS]),
     ]
 
@@ -147,7 +150,8 @@ def _node_rights() -> list[dict[str, Any]]:
 
 
 def _api_server_rights() -> list[dict[str, Any]]:
-    # For exec and logs: kubelets ask the API server whether it may. One that kplane does not run has another identity.
+    # For exec and logs: kubelets ask the API server whether its own identity has the right. An API server that kplane
+    # does not run has another identity.
     return [_binding("kplane:kube-apiserver", role="system:kubelet-api-admin", users=[KUBELET_CLIENT_USER])]
 
 

@@ -1,4 +1,4 @@
-"""Reads manifests: text of people into objects that can be sent, with bounds on what they may grow to."""
+"""Parser of manifests: converts text into objects for requests, with bounds on their size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 _MAX_NODES: Final = 200_000
-"""Values in one bundle: aliases let a few lines of YAML stand for gigabytes."""
+"""Maximum number of values in a bundle. With aliases, a few lines of YAML could expand to gigabytes."""
 _MAX_DEPTH: Final = 100
 _API_VERSION: Final = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?v[a-z0-9]+")
 _KIND: Final = re.compile(r"[A-Z][A-Za-z0-9]{0,62}")
@@ -38,7 +38,7 @@ _OF_THE_SERVER: Final = ("creationTimestamp", "generation", "managedFields", "re
 
 @dataclass(frozen=True, slots=True)
 class ObjectId:
-    """Which object: `namespace` is empty for cluster-scoped ones."""
+    """Identity of an object. `namespace` is empty for cluster-scoped objects."""
 
     api_version: str
     kind: str
@@ -51,11 +51,11 @@ class ObjectId:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """The same for every version that the object is served in."""
+        """Group, kind, namespace and name, which are the same in each served version of the object."""
         return self.api_version.rpartition("/")[0], self.kind, self.namespace, self.name
 
     def readable(self) -> bool:
-        """Tell whether every part is what such a part can be; what comes from a tenant may be anything."""
+        """Return whether all parts are valid. Parts that a tenant wrote may be any text."""
         return (
             _API_VERSION.fullmatch(self.api_version) is not None
             and _KIND.fullmatch(self.kind) is not None
@@ -64,7 +64,7 @@ class ObjectId:
 
 
 class _Loader(yaml.CSafeLoader):
-    """YAML as Kubernetes reads it: what looks like a date is text."""
+    """YAML loader that reads dates as text, as Kubernetes does."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -74,16 +74,16 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def identify(obj: Object) -> ObjectId:
-    """Return which object `obj` is; the namespace is the one written in it."""
+    """Return the identity of `obj`, with the namespace that is written in it."""
     metadata = obj["metadata"]
     return ObjectId(obj["apiVersion"], obj["kind"], metadata.get("namespace") or "", metadata["name"])
 
 
 def read_manifests(text: str, *, source: str) -> list[Object]:
-    """Return the objects in a text of YAML documents (or JSON, which is YAML), those of Lists one by one.
+    """Return the objects in a text of YAML documents (or JSON, a subset of YAML), including the items of Lists.
 
-    What only an API server can say of an object (its uid, its resourceVersion) is dropped, so that exported objects can
-    be used. `source` names the text for people. Raises BundleInvalid with a sentence that says where and what.
+    Fields that an API server sets, such as uid and resourceVersion, are dropped, so that exported objects are accepted.
+    `source` names the text in messages. Raises BundleInvalid with a sentence that names the place and the mistake.
     """
     try:
         documents = list(yaml.load_all(text, Loader=_Loader))
@@ -106,19 +106,19 @@ def _objects(document: Any, *, source: str) -> Iterator[Object]:
     name = metadata.get("name") if isinstance(metadata, dict) else None
     if not isinstance(metadata, dict) or not isinstance(name, str):
         raise BundleInvalid(f"{source}: a {document['kind']} has no metadata.name")
-    found = {**document, "metadata": {field: value for field, value in metadata.items() if field not in _OF_THE_SERVER}}
-    if not isinstance(found.get("apiVersion"), str):
+    obj = {**document, "metadata": {field: value for field, value in metadata.items() if field not in _OF_THE_SERVER}}
+    if not isinstance(obj.get("apiVersion"), str):
         raise BundleInvalid(f"{source}: {document['kind']} {name} has no apiVersion")
     for field in ("labels", "annotations"):
         if not isinstance(metadata.get(field) or {}, dict):
             raise BundleInvalid(f"{source}: {document['kind']} {name}: metadata.{field} is no mapping")
-    if not isinstance(metadata.get("namespace") or "", str) or not identify(found).readable():
+    if not isinstance(metadata.get("namespace") or "", str) or not identify(obj).readable():
         raise BundleInvalid(f"{source}: {document['kind']} {name}: apiVersion, kind, namespace or name cannot be one")
-    yield found
+    yield obj
 
 
 class _Budget:
-    """Copies parsed YAML into plain JSON values, as many as a bundle may have."""
+    """Converter of parsed YAML to plain JSON values, up to the maximum number of values."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -154,7 +154,7 @@ def _in_one_line(error: Exception) -> str:
 
 CRD_KIND: Final = "CustomResourceDefinition"
 FOUNDATION: Final = 1
-"""Objects up to this rank are there, and CRDs established, before any other is made."""
+"""Highest rank of the objects that must exist, with CRDs established, before objects of higher ranks are created."""
 
 _RANKS: Final = {
     ("", "Namespace"): 0,
@@ -168,7 +168,7 @@ _RANKS: Final = {
     ("rbac.authorization.k8s.io", "RoleBinding"): 3,
     ("", "ConfigMap"): 3,
     ("", "Secret"): 3,
-    # Last: who answers them, or serves the group, may be one of the bundle's own workloads.
+    # Last, because a workload of the same bundle may serve the webhook or the API group.
     ("admissionregistration.k8s.io", "MutatingWebhookConfiguration"): 5,
     ("admissionregistration.k8s.io", "ValidatingWebhookConfiguration"): 5,
     ("admissionregistration.k8s.io", "ValidatingAdmissionPolicyBinding"): 5,
@@ -178,37 +178,37 @@ _OTHERS: Final = 4
 
 
 def rank(identity: ObjectId) -> int:
-    """Return the rank of an object; those of equal rank keep the order of the bundle."""
+    """Return the rank of an object. Objects of equal rank keep the order of the bundle."""
     return _RANKS.get((identity.key[0], identity.kind), _OTHERS)
 
 
 MAX_OBJECTS: Final = 500
-"""Objects in one bundle: each is one request at each look at a control plane."""
+"""Maximum number of objects in a bundle. Each object causes a request in each pass over a control plane."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """The objects of an add-on; equal digests mean equal objects."""
+    """Objects of an add-on. Equal digests mean equal objects."""
 
     objects: tuple[Object, ...]
     digest: str
 
     @classmethod
     def of(cls, objects: list[Object]) -> Bundle:
-        """Make a bundle of objects."""
+        """Return a bundle of these objects."""
         encoded = orjson.dumps(objects, option=orjson.OPT_SORT_KEYS)
         return cls(tuple(objects), hashlib.sha256(encoded).hexdigest())
 
 
 def read_bundle(data: Mapping[str, str]) -> Bundle:
-    """Read the entries of a ConfigMap, each a text of manifests, in the order of their keys.
+    """Parse the entries of a ConfigMap, each a text of manifests, in the order of their keys.
 
-    Raises BundleInvalid with a sentence that says in which entry what is wrong. An empty bundle is wrong as well: it is
-    more often a slip than a wish, and what was installed would be removed for it.
+    Raises BundleInvalid with a sentence that names the entry and the mistake. An empty bundle is also invalid: an empty
+    bundle is probably a mistake, and would remove all installed objects.
     """
-    found = [obj for key in sorted(data) for obj in read_manifests(data[key], source=f"entry {key!r}")]
-    if not found:
+    objects = [obj for key in sorted(data) for obj in read_manifests(data[key], source=f"entry {key!r}")]
+    if not objects:
         raise BundleInvalid("it has no manifest in its data; add them, or take the add-on off the class")
-    if len(found) > MAX_OBJECTS:
-        raise BundleInvalid(f"it has {len(found)} objects, and {MAX_OBJECTS} are the most; split it into several")
-    return Bundle.of(found)
+    if len(objects) > MAX_OBJECTS:
+        raise BundleInvalid(f"it has {len(objects)} objects, and {MAX_OBJECTS} are the most; split it into several")
+    return Bundle.of(objects)

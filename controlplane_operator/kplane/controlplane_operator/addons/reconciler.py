@@ -1,7 +1,7 @@
-"""Reconciles the add-ons of a ControlPlane: what its class names is installed in it, and removed again.
+"""Reconciler of the add-ons of a ControlPlane: installs the add-ons that the class names, and removes former add-ons.
 
-It has a condition of its own, so a broken add-on does not make the control plane fail. It uses the published
-credentials of the controllers, so it installs add-ons only after these are published.
+The condition AddonsReady reports add-ons, so a broken add-on does not make the control plane fail. The reconciler uses
+the published credentials of the controllers, so it installs add-ons only after their publication.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ __all__ = ["ControlPlaneAddonsReconciler"]
 
 _INSTALLING: Final = "installing add-ons"
 _SETTLED_SECONDS: Final = 300.0
-"""So long what was found in order in a control plane is taken for granted."""
+"""Time for which add-ons that were installed without a failure are not checked again."""
 _MAX_BACKOFF_SECONDS: Final = 120.0
 
 
 @dataclass(slots=True)
 class _Memory:
-    """What is known of one control plane's add-ons between two looks at them; nothing is lost with it."""
+    """State of a control plane's add-ons between reconciles. A restart loses it without harm."""
 
     uid: str | None
     fingerprint: str = ""
     until: float = 0.0
     failed: list[str] = field(default_factory=list)
-    """Those that did not succeed last time, the one tried longest ago first."""
+    """Add-ons that failed in the last pass, the least recently tried first."""
 
 
 class ControlPlaneAddonsReconciler:
-    """Keeps add-ons installed."""
+    """Reconciler that keeps add-ons installed."""
 
     def __init__(self, context: OperatorContext, *, bundles: Bundles) -> None:
         self._context = context
@@ -66,34 +66,35 @@ class ControlPlaneAddonsReconciler:
         self._backoff: KeyedBackoff[Key] = KeyedBackoff(first_seconds=1.0, limit_seconds=_MAX_BACKOFF_SECONDS)
 
     async def reconcile(self, key: Key) -> Result | None:
-        """Bring the add-ons of one control plane in line, and say in its condition AddonsReady what is wrong."""
+        """Install and remove the add-ons of a control plane, and report failures in its condition AddonsReady."""
         obj = self._context.stores.control_planes.get(key)
         if obj is None:
             self._memory.pop(key, None)
             self._backoff.forget(key)
             return None
         if not has_addons(obj, classes=self._context.stores.classes):
-            return None  # so it is with most, whatever changes
+            return None  # a cheap check for most control planes, which have no add-ons
         with log_fields(object=f"ControlPlane/{key[1]}"):
             try:
                 control_plane = ControlPlane.model_validate(obj)
             except ValidationError:
-                return None  # its own reconciler says so; no add-on is removed for that
+                return None  # the reconciler of control planes reports the error; add-ons stay
             if is_paused(control_plane):
                 return None
-            wanted = self._wanted(control_plane)
-            known = control_plane.status
-            # One that sleeps gets them when it wakes.
-            if control_plane.deleting or known.endpoint is None or known.hibernation is not None or wanted is None:
+            desired = self._wanted(control_plane)
+            status = control_plane.status
+            # A sleeping control plane gets its add-ons when it wakes.
+            if control_plane.deleting or status.endpoint is None or status.hibernation is not None or desired is None:
                 return None
-            if not wanted and find_condition(control_plane.status.conditions, ADDONS_READY) is None:
+            if not desired and find_condition(control_plane.status.conditions, ADDONS_READY) is None:
                 return None
             config = self._credentials(control_plane)
-            # Without credentials, or with those of another address, they are about to be published: that wakes us.
-            return await self._keep(key, control_plane, wanted=wanted, config=config) if config is not None else None
+            # Missing credentials, or credentials for another address, are about to be published. Their publication
+            # enqueues the control plane again.
+            return await self._keep(key, control_plane, wanted=desired, config=config) if config is not None else None
 
     def _wanted(self, control_plane: ControlPlane) -> list[str] | None:
-        """Return the add-ons that are to be there; None where that is not known, so that nothing is removed."""
+        """Return the add-ons that must be installed; None if they are unknown, so that none is removed."""
         if control_plane.spec.class_ref is None:
             return []
         followed = class_in_force(control_plane, classes=self._context.stores.classes)
@@ -115,16 +116,16 @@ class ControlPlaneAddonsReconciler:
         if memory.fingerprint == fingerprint and time.monotonic() < memory.until:
             return Result(memory.until - time.monotonic())
         if find_condition(control_plane.status.conditions, ADDONS_READY) is None:
-            # Before anything is made: where this condition is, there may be something to remove.
+            # Set the condition before any object is created: the condition marks that objects may have to be removed.
             await self._tell(
                 control_plane, ConditionError(Reason.INSTALLING, f"installing add-ons {', '.join(wanted)}")
             )
         memory.fingerprint = ""
         try:
             async with tenant_client(config) as client:
-                look = AddonSync(client, bundles=self._bundles, facts=facts)
+                sync = AddonSync(client, bundles=self._bundles, facts=facts)
                 async with tenant_errors(client, _INSTALLING):
-                    failures = await look.all(wanted, last=memory.failed)
+                    failures = await sync.all(wanted, last=memory.failed)
         except ProviderError as error:
             await self._tell(control_plane, _of_addons(tenant_error(_INSTALLING, error)))
             return Result(self._backoff.next(key, reason="unreachable"))
@@ -137,8 +138,8 @@ class ControlPlaneAddonsReconciler:
             return Result(self._backoff.next(key))
         self._backoff.forget(key)
         seconds = jittered(_SETTLED_SECONDS)
-        if look.until is not None:
-            seconds = max(1.0, min(seconds, (look.until - datetime.now(UTC)).total_seconds()))
+        if sync.until is not None:
+            seconds = max(1.0, min(seconds, (sync.until - datetime.now(UTC)).total_seconds()))
         memory.fingerprint, memory.until = fingerprint, time.monotonic() + seconds
         return Result(seconds)
 
@@ -150,8 +151,8 @@ class ControlPlaneAddonsReconciler:
         self, control_plane: ControlPlane, *, wanted: list[str], failures: dict[str, ConditionError]
     ) -> None:
         if failures:
-            told = "; ".join(f"add-on {addon}: {failure.message}" for addon, failure in sorted(failures.items()))
-            await self._tell(control_plane, ConditionError(failures[min(failures)].reason, told))
+            message = "; ".join(f"add-on {addon}: {failure.message}" for addon, failure in sorted(failures.items()))
+            await self._tell(control_plane, ConditionError(failures[min(failures)].reason, message))
         elif wanted:
             await self._tell(control_plane, None, message=f"installed: {', '.join(wanted)}")
         else:
@@ -171,7 +172,7 @@ class ControlPlaneAddonsReconciler:
 
 
 def _of_addons(failure: ConditionError) -> ConditionError:
-    """Return a failure of the control plane with a reason of the condition of its add-ons."""
+    """Return a failure of the control plane with a reason for the condition AddonsReady."""
     if failure.reason in {Reason.BOOTSTRAP_FAILED, Reason.FAILED}:
         return ConditionError(Reason.ADDON_FAILED, failure.message)
     return failure

@@ -1,4 +1,4 @@
-"""One look at a control plane: what is missing is installed, what is no longer wanted goes."""
+"""Pass over the add-ons of a control plane: installs missing add-ons, and removes former add-ons."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from kplane.provider.errors import Unauthorized
 __all__ = ["AddonSync"]
 
 _PASS_SECONDS: Final = 45.0
-"""After so long no further add-on is begun: what is left comes first next time."""
+"""Time after which a pass starts no further add-on. The next pass starts with the remaining add-ons."""
 _MAX_TOLD: Final = 5
 
 
 class AddonSync:
-    """One look at all add-ons of a control plane; `until` is when the next one is due for what ends by itself."""
+    """Pass over all add-ons of a control plane. `until` is the time at which an add-on needs another pass."""
 
     def __init__(self, client: Client, *, bundles: Bundles, facts: TenantFacts) -> None:
         self.until: datetime | None = None
@@ -37,11 +37,10 @@ class AddonSync:
         self._ends = time.monotonic() + _PASS_SECONDS
 
     async def all(self, wanted: list[str], *, last: list[str]) -> dict[str, ConditionError]:
-        """Install, prune and uninstall; those in `last` after the others. Returns what is wrong, by add-on.
+        """Install, prune and uninstall. Add-ons in `last` come after the others. Returns the failures by add-on.
 
-        While a new add-on in `wanted` does not exist, none is uninstalled.
-
-        Raises ProviderError where the control plane is of no use at all.
+        While a new add-on in `wanted` does not exist, no add-on is uninstalled. Raises ProviderError if the control
+        plane is unreachable or denies all requests.
         """
         installed = await self._installation.begin()
         for addon in sorted(wanted, key=lambda addon: last.index(addon) + 1 if addon in last else 0):
@@ -56,7 +55,7 @@ class AddonSync:
         for addon in superfluous:
             if self._begins(addon):
                 self._note(addon, await self._installation.uninstall(addon))
-        # First those that are to come first next time.
+        # The order is used for the next pass: add-ons that were not started come first.
         return {**self._not_begun, **self._failures}
 
     async def _install(self, addon: str) -> None:
@@ -72,10 +71,10 @@ class AddonSync:
             self._note(addon, await self._installation.install(addon, bundle))
 
     def _keeps(self, superfluous: list[str], *, installed: list[str]) -> bool:
-        """Tell whether add-ons stay that the class does not list any more, because a new one in the list is unknown.
+        """Return whether former add-ons stay, because a new add-on in the list of the class is unknown.
 
-        A typo in the name of an add-on takes the add-on off the list. Without this rule it would be removed from each
-        control plane of the class, and nothing would come in its place.
+        A typo in the name of an add-on removes the add-on from the list. Without this rule, the add-on would be removed
+        from each control plane of the class without a replacement.
         """
         unknown = {
             addon: failure
@@ -83,8 +82,8 @@ class AddonSync:
             if failure.reason is Reason.ADDON_UNKNOWN and addon not in installed
         }
         for addon, failure in unknown.items():
-            kept = f"{', '.join(superfluous)}, which the class does not list any more, stays until then"
-            self._failures[addon] = ConditionError(failure.reason, f"{failure.message}; {kept}")
+            consequence = f"{', '.join(superfluous)}, which the class does not list any more, stays until then"
+            self._failures[addon] = ConditionError(failure.reason, f"{failure.message}; {consequence}")
         return bool(unknown)
 
     async def _bundle(self, addon: str) -> Bundle:
@@ -103,5 +102,5 @@ class AddonSync:
     def _note(self, addon: str, failures: list[str]) -> None:
         if failures:
             more = len(failures) - _MAX_TOLD
-            told = ", ".join(failures[:_MAX_TOLD]) + (f", and {more} more" if more > 0 else "")
-            self._failures[addon] = ConditionError(Reason.ADDON_FAILED, told)
+            message = ", ".join(failures[:_MAX_TOLD]) + (f", and {more} more" if more > 0 else "")
+            self._failures[addon] = ConditionError(Reason.ADDON_FAILED, message)

@@ -1,1 +1,1 @@
-"""The programs and the storage behind a control plane that kplane runs itself."""
+"""Backends: the API servers, etcds and proxies of control planes, and the data that they keep."""

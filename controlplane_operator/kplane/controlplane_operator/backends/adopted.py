@@ -1,4 +1,4 @@
-"""Adopted control planes: an address, and credentials for it."""
+"""Backend of adopted control planes: an address, and credentials for it."""
 
 from __future__ import annotations
 
@@ -31,29 +31,32 @@ from kplane.provider.errors import Forbidden, KubeconfigError, Unauthorized
 __all__ = ["AdoptedProvisioner"]
 
 _REVOKE_SECONDS: Final = 20.0
-"""So long after the deletion was asked for it is tried to take our identities back."""
+"""Maximum time after the deletion request in which failed revocations of kplane's identities are retried."""
 
 
 class AdoptedProvisioner:
-    """Adopts an API server by its ControlPlaneEndpoint."""
+    """Backend that adopts an API server by its ControlPlaneEndpoint."""
 
     def __init__(
         self, context: OperatorContext, *, default_credentials: ClusterConfig | None, clusters: ClusterClaims
     ) -> None:
-        """`default_credentials` are for endpoints that name no Secret themselves."""
+        """Create the backend; `default_credentials` are for endpoints that name no Secret."""
         self._context = context
         self._clusters = clusters
         self._credentials = EndpointCredentials(context, default=default_credentials)
 
     def address(self, control_plane: ControlPlane) -> str | None:
-        """Name the address that the endpoint leads to."""
+        """Return the normalized address of the endpoint; None if the endpoint is missing or invalid."""
         try:
             return normalized_address(self._addresses(control_plane).internal)
         except ConditionError:
             return None
 
     async def ensure(self, control_plane: ControlPlane) -> Provision:
-        """Find address and credentials; the address is checked before any credential is used."""
+        """Return address and credentials of the endpoint. Each address is checked before credentials are used.
+
+        Raises ConditionError if the endpoint or its credentials are missing or invalid.
+        """
         endpoint = self._endpoint(control_plane)
         addresses = addresses_of(endpoint, control_plane=control_plane)
         credentials = await self._credentials.of(endpoint)
@@ -70,24 +73,28 @@ class AdoptedProvisioner:
         return False
 
     async def volume(self, control_plane: ControlPlane) -> str | None:  # noqa: ARG002 - of none
-        """Return None, because no data are in the namespace: kplane does not have them."""
+        """Return None: kplane does not have the data, so none are in the namespace."""
         return None
 
     async def unprotect(self, control_plane: ControlPlane) -> None:
-        """Do nothing: no data are in the namespace."""
+        """Do nothing: the namespace holds no data."""
 
     def usage(self, uid: str) -> Usage | None:  # noqa: ARG002 - of none
-        """Return None: it keeps nothing in the shared etcd."""
+        """Return None: an adopted control plane has no keys in the shared etcd."""
         return None
 
     def let_go(self, uid: str) -> None:
-        """It has nothing that is repaired between two calls of `ensure`."""
+        """Do nothing: an adopted control plane has no background repairs."""
 
     async def take_over(self, control_plane: ControlPlane, *, former: str) -> None:
-        """There is nothing that an earlier control plane had access to."""
+        """Do nothing: the former control plane had no access to data that kplane keeps."""
 
     async def shut_down(self, control_plane: ControlPlane) -> None:
-        """Take our identities back, with the credentials of the endpoint or else with what was published."""
+        """Revoke kplane's identities with the credentials of the endpoint, or else with the published credentials.
+
+        Raises ConditionError if the revocation fails. Gives up with an Event 20 s after the deletion request, or at
+        once if the control plane was never published.
+        """
         if control_plane.status.cluster_uid is None and control_plane.status.endpoint is None:
             return  # the operator records the cluster before it writes anything there
         try:
@@ -103,7 +110,7 @@ class AdoptedProvisioner:
             )
 
     async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
-        """Leave the data, whatever the policy says, because they are not ours."""
+        """Leave the data, which kplane does not own, and record an Event if the policy is Destroy."""
         if policy is DeletionPolicy.DESTROY:
             self._context.events.record(
                 control_plane,
@@ -112,7 +119,8 @@ class AdoptedProvisioner:
             )
 
     async def _revoke_issued(self, control_plane: ControlPlane) -> None:
-        # Not at the address that the endpoint has by now, which may be another control plane's.
+        # Revoke at the recorded addresses. The endpoint may have another address by now, perhaps that of another
+        # control plane.
         urls = _addresses_held(control_plane)
         failures: dict[str, ConditionError] = {}
         reached = not urls
@@ -130,9 +138,11 @@ class AdoptedProvisioner:
         if at_published is not None:
             try:
                 await self._revoke_as_published(control_plane)
-            except ConditionError as other:
-                told = f"{at_published.message}; and the published credentials fail as well: {other.message}"
-                raise ConditionError(at_published.reason, told) from at_published
+            except ConditionError as published_failure:
+                message = (
+                    f"{at_published.message}; and the published credentials fail as well: {published_failure.message}"
+                )
+                raise ConditionError(at_published.reason, message) from at_published
             reached = True
         if failures:
             raise next(iter(failures.values()))
@@ -144,19 +154,19 @@ class AdoptedProvisioner:
             )
 
     async def _revoke_at(self, control_plane: ControlPlane, administrator: ClusterConfig, *, url: str) -> bool:
-        """Take our identities back at an address; returns False if another cluster than the adopted one answers."""
+        """Revoke kplane's identities at an address; return False if a cluster other than the adopted one answers."""
         check_trust(administrator, url=url)
         with _revocation_errors():
             async with tenant_client(administrator.with_server(url)) as client:
-                cluster_uid, known = await find_cluster_uid(client), control_plane.status.cluster_uid
-                if known not in (None, cluster_uid):
+                cluster_uid, recorded_uid = await find_cluster_uid(client), control_plane.status.cluster_uid
+                if recorded_uid not in (None, cluster_uid):
                     return False
                 if not self._is_anothers(control_plane, cluster_uid):
                     await revoke(client, owner=control_plane.metadata.uid)
         return True
 
     async def _revoke_as_published(self, control_plane: ControlPlane) -> None:
-        """Take our identities back by means of the published ones. Raises ConditionError if they cannot."""
+        """Revoke kplane's identities with the published credentials. Raises ConditionError if the revocation fails."""
         name = control_plane.name
         controllers = await _published(self._context, control_plane, name=controllers_secret_name(name))
         if controllers is None:
@@ -167,13 +177,14 @@ class AdoptedProvisioner:
                     if not self._is_anothers(control_plane, await _cluster_uid_as_controllers(client)):
                         await revoke_as_controllers(client, owner=control_plane.metadata.uid)
             except Unauthorized:
-                # So it is after a call that succeeded, of which an operator that was killed has not told.
+                # An operator that was killed may have revoked them already: the API server then refuses the published
+                # credentials.
                 administrator = await _published(self._context, control_plane, name=kubeconfig_secret_name(name))
                 if administrator is None or not await _is_refused(administrator):
                     raise
 
     def _is_anothers(self, control_plane: ControlPlane, cluster_uid: str | None) -> bool:
-        """Tell whether the cluster belongs to another control plane, whose identities these are."""
+        """Return whether the cluster belongs to another control plane, which owns the identities in it."""
         return cluster_uid is not None and self._clusters.holder(control_plane, cluster_uid=cluster_uid) is not None
 
     def _addresses(self, control_plane: ControlPlane) -> Addresses:
@@ -192,22 +203,22 @@ class AdoptedProvisioner:
 
 
 def _addresses_held(control_plane: ControlPlane) -> list[str]:
-    """Return where identities of ours may be: where it is published last or about to be, and where it was before."""
+    """Return the addresses that may have identities of kplane: the claimed address and the published address."""
     urls = (control_plane.status.claimed_address, control_plane.status.endpoint)
     return list({normalized_address(url): url for url in urls if url is not None}.values())
 
 
 def _gives_up(control_plane: ControlPlane) -> bool:
     if control_plane.status.endpoint is None:
-        return True  # nothing was published, so there is nothing to revoke
-    asked = control_plane.metadata.deletion_timestamp
-    return asked is not None and (datetime.now(UTC) - asked).total_seconds() > _REVOKE_SECONDS
+        return True  # no credentials were published, so there are none to revoke
+    deletion_time = control_plane.metadata.deletion_timestamp
+    return deletion_time is not None and (datetime.now(UTC) - deletion_time).total_seconds() > _REVOKE_SECONDS
 
 
 async def _cluster_uid_as_controllers(client: Client) -> str | None:
-    """Return the identity of the cluster; None if the controllers have lost the right to read it.
+    """Return the identity of the cluster; None if the controllers may no longer read it.
 
-    An earlier revocation, which was cut off, takes that right before the account.
+    An earlier, interrupted revocation removes that right before the account.
     """
     try:
         return await find_cluster_uid(client)
@@ -217,7 +228,7 @@ async def _cluster_uid_as_controllers(client: Client) -> str | None:
 
 @contextmanager
 def _revocation_errors() -> Iterator[None]:
-    """Turn failures inside the control plane into ConditionError."""
+    """Convert errors inside the control plane to ConditionError."""
     try:
         yield
     except ProviderError as error:

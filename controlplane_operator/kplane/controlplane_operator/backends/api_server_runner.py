@@ -1,4 +1,4 @@
-"""Runs the API server of a control plane, with the proxy to what its class allows."""
+"""Runs the API server of a control plane, with the proxy to the destinations that its class allows."""
 
 from __future__ import annotations
 
@@ -45,18 +45,21 @@ __all__ = ["ApiServerRunner", "Ground"]
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What an API server needs before it can run, besides an etcd."""
+    """Prerequisites of an API server, apart from its etcd."""
 
     plan: ApiServerPlan
     authorities: TenantAuthorities
     address: Address
     way_out: Address | None
-    """Of the proxy to what its class allows."""
+    """Address of the proxy to allowed destinations; None if the class allows none."""
     certificates: TenantCertificates
     service_cidr: str
 
     def provision(self, *, asleep_as: str | None = None) -> Provision:
-        """Describe how to get in at the address. `asleep_as` is the version of one that sleeps: there is no way in."""
+        """Return the provision at this address.
+
+        `asleep_as` is the version of a stopped API server. The administrator then gets no credentials.
+        """
         url, external = server_url(self.address), external_url(self.address)
         administrator = self.authorities.issue_administrator() if asleep_as is None else None
         return Provision(
@@ -74,7 +77,7 @@ class Ground:
 
 
 class ApiServerRunner:
-    """Runs one API server for each control plane, whatever etcd it is on."""
+    """Runs the API server of each control plane, on any etcd."""
 
     def __init__(self, context: OperatorContext, *, runtime: Runtime, keys: TenantKeys, proxy: ProxyProgram) -> None:
         self._context = context
@@ -82,7 +85,7 @@ class ApiServerRunner:
         self._keys = keys
         self._proxies = EgressProxies(runtime, program=proxy)
         self._unrepaired: dict[str, float] = {}
-        """Components that wait for nothing but addresses of Services: since when, by the monotonic clock."""
+        """Time since which each component fails only the check of Service IPs, by the monotonic clock."""
 
     async def prepare(
         self,
@@ -94,7 +97,7 @@ class ApiServerRunner:
         etcd_user: str,
         etcd_hosts: Sequence[str] = (),
     ) -> Ground:
-        """Reserve the addresses of API server and proxy, and have certificates for them, and for the etcd."""
+        """Reserve the addresses of API server and proxy, and issue certificates for them and for the etcd."""
         service_cidr = control_plane.status.service_cidr or DEFAULT_SERVICE_CIDR
         host = host_name(self._context.gateway, control_plane, chosen=plan.chosen)
         address = await self._runtime.reserve(
@@ -117,7 +120,7 @@ class ApiServerRunner:
     async def ensure(
         self, control_plane: ControlPlane, *, ground: Ground, etcd: EtcdAccess, etcd_prefix: str, etcd_shared: bool
     ) -> None:
-        """Have the API server run, and before it the proxy."""
+        """Apply the proxy, then the API server, to the runtime; afterwards end a proxy without use."""
         plan = ground.plan
         egress = await self._proxies.ensure(
             control_plane,
@@ -141,7 +144,8 @@ class ApiServerRunner:
                 service_cidr=ground.service_cidr,
                 scheduling=scheduling_of(plan.chosen),
                 egress=egress,
-                # `provision` looks at the rest. This is the same for all, because pods restart when it changes.
+                # `provision` checks the bootstrap itself. The probe is equal for all API servers, because its change
+                # restarts pods.
                 ready_at=READY_WITHOUT_BOOTSTRAP_CHECKS,
             )
         )
@@ -150,9 +154,9 @@ class ApiServerRunner:
     async def provision(
         self, control_plane: ControlPlane, *, ground: Ground, fresh: bool = False, writes: bool = True
     ) -> Provision:
-        """Describe the API server that runs. Raises ConditionError while it does not answer.
+        """Return the provision of the running API server. Raises ConditionError until the API server is ready.
 
-        `fresh` says that its data are a copy of a template, and `writes` that it does not only read.
+        `fresh` means that the data are a copy of a template; without `writes`, the API server only reads.
         """
         plan, name = ground.plan, apiserver_name(control_plane.name, slot=control_plane.home.slot)
         published = control_plane.status.endpoint is not None
@@ -178,9 +182,9 @@ class ApiServerRunner:
         )
 
     async def _end_unrepaired(self, name: str, *, administrator: ClusterConfig) -> None:
-        """End an API server that only reads, and will not be ready. The next pass starts it again.
+        """Stop a read-only API server whose Service IP check failed for 10 s. The next pass starts it again.
 
-        Raises ConditionError if it was ended.
+        Raises ConditionError after the stop.
         """
         if not await is_unrepaired(administrator, connections=self._context.connections):
             self._unrepaired.pop(name, None)
@@ -191,20 +195,20 @@ class ApiServerRunner:
         del self._unrepaired[name]
         with runtime_errors(Reason.MIGRATING):
             await self._runtime.stop(name)
-        said = "Services and their addresses did not match when kube-apiserver began to read them: it starts again"
-        raise ConditionError(Reason.MIGRATING, said)
+        message = "Services and their addresses did not match when kube-apiserver began to read them: it starts again"
+        raise ConditionError(Reason.MIGRATING, message)
 
     def phase(self, control_plane: ControlPlane) -> Phase:
         """Return the phase of the API server."""
         return self._runtime.state(apiserver_name(control_plane.name, slot=control_plane.home.slot)).phase
 
     async def stop(self, control_plane: ControlPlane) -> None:
-        """End API server and proxy; their addresses stay."""
+        """Stop API server and proxy; their addresses stay."""
         await self._runtime.stop(apiserver_name(control_plane.name, slot=control_plane.home.slot))
         await self._proxies.stop(control_plane)
 
     async def delete(self, control_plane: ControlPlane) -> None:
-        """End API server and proxy for good."""
+        """Delete API server and proxy, with their addresses."""
         name = apiserver_name(control_plane.name, slot=control_plane.home.slot)
         self._unrepaired.pop(name, None)
         await self._runtime.delete(name)

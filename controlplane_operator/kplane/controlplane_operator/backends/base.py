@@ -1,4 +1,4 @@
-"""How a control plane gets its API server: one protocol, a strategy for each way."""
+"""Protocols of backends: each backend provides the API server of a control plane in its own way."""
 
 from __future__ import annotations
 
@@ -39,181 +39,202 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class VersionLag:
-    """Why an API server that serves, or its etcd, is not what is asked for: a reason and a sentence."""
+    """Reason and message why a serving API server, or its etcd, differs from the request of spec or class."""
 
     reason: Reason
     message: str
 
 
 AccountUid = Callable[[str], Awaitable[str | None]]
-"""Returns the uid of a ServiceAccount of kplane inside a control plane; None if there is none, or it is encrypted."""
+"""Function that returns the uid of a ServiceAccount of kplane inside a control plane.
+
+The function returns None if the ServiceAccount does not exist, or is encrypted in etcd.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Provision:
-    """An API server that serves a control plane, and how to get in as its administrator."""
+    """API server that serves a control plane, with the administrator's access."""
 
     addresses: Addresses
     administrator: ClusterConfig
-    """Without credentials while the control plane sleeps."""
+    """Configuration of the administrator, without credentials while the control plane sleeps."""
     authorities: TenantAuthorities | None
-    """None for an adopted control plane, whose keys kplane does not have."""
+    """CAs and keys of the control plane; None for an adopted control plane, whose keys kplane does not have."""
     controllers: KeyPair | None = None
-    """Client certificate of the controllers; None where they get a token."""
+    """Client certificate of the controllers; None if the controllers get a token."""
     settled: bool = True
-    """Nothing of an earlier description runs any more: `authorities` are those of every program, and the version that
-    the API server says is that of all of it.
+    """Whether all programs run as described last.
+
+    If True, every program uses `authorities`, and every replica of the API server has the reported version.
     """
     asked: KubernetesVersion | None = None
-    """The version that the API server is to have, if spec or class ask for one."""
+    """Version that spec or class ask for; None if both leave the version to the operator."""
     lag: VersionLag | None = None
     again_seconds: float | None = None
-    """When to look again, though nothing may tell of a change."""
+    """Seconds until the next call of `ensure`, because a change may come without an event; None if events suffice."""
     fresh: bool = False
-    """Its keys are a copy of a template that was made for it: no credentials of anybody were ever issued there."""
+    """Whether the keys are a copy of a template made for this control plane, so that no credentials were issued yet."""
     account_uid: AccountUid | None = None
     """Reads the uid of a ServiceAccount, for which kplane signs tokens; None if only the API server issues tokens."""
     data_identity: str | None = None
-    """Of the data in their etcd; None where kplane does not keep them, or could not look."""
+    """Identity of the data in etcd; None if kplane does not keep the data, or could not read the identity."""
     asleep_as: str | None = None
-    """No API server runs: the version that one will have, or had; None while one runs."""
+    """Version of the API server that is stopped, or did not start yet; None while an API server runs."""
 
 
 class Provisioner(Protocol):
-    """One way to an API server. Every call may be repeated, and continues where an earlier one was cut off."""
+    """Backend of control planes. Each call may be repeated, and continues an earlier call that was interrupted."""
 
     def address(self, control_plane: ControlPlane) -> str | None:
-        """Name what the control plane claims for itself; None if others cannot claim it, or it is not known yet."""
+        """Return the address that the control plane claims for itself alone; None if there is no claim, or not yet."""
         ...
 
     async def ensure(self, control_plane: ControlPlane) -> Provision:
-        """Have an API server run that answers. Raises ConditionError while it does not."""
+        """Start or update the API server, and return how to reach it. Raises ConditionError until it serves."""
         ...
 
     async def has_data(self, control_plane: ControlPlane) -> bool:
-        """Tell whether there are data that kplane keeps for the control plane. Raises ConditionError where that is
-        unknown."""
+        """Return whether kplane keeps data for the control plane. Raises ConditionError if that is unknown."""
         ...
 
     async def volume(self, control_plane: ControlPlane) -> str | None:
-        """Name the object of the management namespace that holds the data; None where no data go with the namespace."""
+        """Return the name of the object in the management namespace that holds the data.
+
+        Returns None if no data are deleted with the namespace.
+        """
         ...
 
     async def unprotect(self, control_plane: ControlPlane) -> None:
-        """Let data that are retained be deleted with their namespace. Raises ConditionError."""
+        """Allow the deletion of retained data together with their namespace. Raises ConditionError."""
         ...
 
     def usage(self, uid: str) -> Usage | None:
-        """Return what the control plane keeps in the shared etcd; None if it keeps nothing there or was not measured
-        yet."""
+        """Return the storage that the control plane uses in the shared etcd.
+
+        Returns None if the control plane has no keys there, or was not measured yet.
+        """
         ...
 
     def let_go(self, uid: str) -> None:
-        """Repair nothing of this control plane between two calls of `ensure`: it is paused, or gone."""
+        """Stop background repairs for this control plane, which is paused or gone, until the next `ensure`."""
         ...
 
     async def take_over(self, control_plane: ControlPlane, *, former: str) -> None:
-        """Make data the control plane's, and shut out the earlier one that had them, of this uid. Raises
-        ConditionError."""
+        """Transfer data to this control plane, and revoke the access of the former owner, whose uid is `former`.
+
+        Raises ConditionError.
+        """
         ...
 
     async def shut_down(self, control_plane: ControlPlane) -> None:
-        """Have what was issued be worth nothing, and what `ensure` started end. Raises ConditionError while not
-        done."""
+        """Revoke the issued credentials, and stop the programs that `ensure` started.
+
+        Raises ConditionError until both are done.
+        """
         ...
 
     async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
-        """After `shut_down`: delete the data, or leave them in order, by the policy. Raises ConditionError while not
-        done."""
+        """Delete the data, or leave them in order, as the policy demands; called after `shut_down`.
+
+        Raises ConditionError until that is done.
+        """
         ...
 
 
 class Movable(Provisioner, Protocol):
-    """A way to an API server whose data can move to another home, or come from one.
+    """Backend whose data can move to another home, or come from another home.
 
-    What is done in the other home takes the control plane as `ControlPlane.at` returns it.
+    To act on the other home, callers pass the control plane that `ControlPlane.at` returns.
     """
 
     @override
     async def ensure(self, control_plane: ControlPlane, *, writes: bool = True) -> Provision:
-        """As `Provisioner.ensure`. Unless `writes`, the API server only reads."""
+        """Start or update the API server, as `Provisioner.ensure` does. Unless `writes`, the API server only reads."""
         ...
 
     async def prepare_home(self, control_plane: ControlPlane, *, begins_at: int | None, new: bool) -> None:
-        """Have a place for the data, of which the revision is above `begins_at`, if that is given.
+        """Prepare storage for the data, with a revision above `begins_at` if that is given.
 
-        `new` says that it never had data. Raises ConditionError while there is none.
+        `new` means that the storage never had data. Raises ConditionError until the storage is ready.
         """
         ...
 
     def connect(self, control_plane: ControlPlane) -> AbstractAsyncContextManager[Place]:
-        """Connect to the data, with all rights, as long as the context is open. Raises ConditionError."""
+        """Connect to the data with all rights while the context is open. Raises ConditionError."""
         ...
 
     async def set_writable(self, control_plane: ControlPlane, *, writable: bool) -> None:
-        """Let the API server write, or only read, from the return on: etcd checks that. Raises ConditionError."""
+        """Let the API server write, or only read, from the return on; etcd enforces this. Raises ConditionError."""
         ...
 
     async def seal(self, control_plane: ControlPlane) -> None:
-        """Let the API server of a former home not even read, from the return on. Raises ConditionError."""
+        """Revoke the right to read from the API server of a former home, from the return on. Raises ConditionError."""
         ...
 
     async def retire(self, control_plane: ControlPlane) -> None:
-        """End the API server of a former home; the data stay. Raises ConditionError while not done."""
+        """Stop the API server of a former home, and keep its data.
+
+        Raises ConditionError until the API server is gone.
+        """
         ...
 
 
 class Hibernating(Movable, Protocol):
-    """A way to an API server that need not run at all times."""
+    """Backend whose API servers may be stopped while control planes sleep."""
 
     async def hibernate(self, control_plane: ControlPlane) -> Provision | None:
-        """End the API server, and have everything in place that one needs. None: one has to run first.
+        """Stop the API server, and prepare everything that the next API server needs.
 
-        Raises ConditionError (SleepFailed) if it cannot be ended.
+        Returns None if an API server has to run first. Raises ConditionError (SleepFailed) if the API server cannot be
+        stopped.
         """
         ...
 
     def is_ending(self, control_plane: ControlPlane) -> bool:
-        """Tell whether the end of the API server has begun."""
+        """Return whether the API server is stopping or absent."""
         ...
 
     async def needs_api_server(self, control_plane: ControlPlane) -> str | None:
-        """Say in a clause why the API server has to run at all times; None if it need not. Raises KeyspaceError."""
+        """Return the reason, as a clause, why the API server has to run at all times; None if it may sleep.
+
+        Raises KeyspaceError.
+        """
         ...
 
 
 _PATIENCE_SECONDS: Final = 3.0
 _CRASHES: Final = 2
-"""Number of restarts after which a component that starts counts as crashing."""
+"""Number of restarts after which a starting component counts as crashing."""
 
 
 async def check_ready(runtime: Runtime, component: str, *, what: str, published: bool) -> ComponentState:
-    """Return the state of a component that is ready; `what` names it for people.
+    """Return the state of a ready component; `what` is its name in messages.
 
-    Raises ConditionError while it is not ready: APIServerNotReady once published. Before that Provisioning while it
-    starts, StartFailed if it ends by itself, and Failed if there is no program to run.
+    Raises ConditionError if the component is not ready: APIServerNotReady if `published`. Otherwise Provisioning while
+    the component starts, StartFailed if it crashes, and Failed if its program is unobtainable.
 
-    Once published, wait a little for a start: after a restart of the operator it probes every component anew, and that
-    must not make the control planes seem to be down.
+    If `published`, waits up to 3 s for a starting component. A restarted operator probes every component anew, and
+    control planes must not appear to be down meanwhile.
     """
     if published:
         await _settle(runtime, component)
     state = runtime.state(component)
     if state.phase is not Phase.READY:
-        told = f": {state.message}" if state.message else ""
+        details = f": {state.message}" if state.message else ""
         if state.unobtainable and not published:
-            raise ConditionError(Reason.FAILED, f"{what} cannot be started{told}")
+            raise ConditionError(Reason.FAILED, f"{what} cannot be started{details}")
         reason = Reason.START_FAILED if is_crashing(state) else Reason.PROVISIONING
         reason = start_reason(reason, published=published)
-        raise ConditionError(reason, f"waiting for {what}, which is {state.phase}{told}")
+        raise ConditionError(reason, f"waiting for {what}, which is {state.phase}{details}")
     return state
 
 
 def is_crashing(state: ComponentState) -> bool:
-    """Tell whether a component ends by itself, and does not only take its time to start.
+    """Return whether a component ends by itself, as opposed to a slow start.
 
-    A component that ended more than once counts as crashing during its next start too. Otherwise the reason would
-    change with each start.
+    After two restarts, a component counts as crashing during its next start too. Otherwise the reason would change with
+    each start.
     """
     if state.phase is Phase.STARTING:
         return state.restarts >= _CRASHES
@@ -236,7 +257,7 @@ async def _settle(runtime: Runtime, component: str) -> None:
 
 @contextmanager
 def data_errors() -> Iterator[None]:
-    """Turn failures of an etcd into ConditionError, for a migration."""
+    """Convert DataError to ConditionError (Migrating), for migrations."""
     try:
         yield
     except DataError as error:
@@ -245,7 +266,7 @@ def data_errors() -> Iterator[None]:
 
 @contextmanager
 def runtime_errors(reason: Reason) -> Iterator[None]:
-    """Turn failures of the runtime and of the shared etcd into ConditionError with this reason."""
+    """Convert errors of the runtime and of the shared etcd to ConditionError with this reason."""
     try:
         yield
     except (WorkloadsError, KeyspaceError) as error:
@@ -254,9 +275,10 @@ def runtime_errors(reason: Reason) -> Iterator[None]:
 
 @contextmanager
 def start_errors(*, published: bool) -> Iterator[None]:
-    """Turn failures of the runtime and of the shared etcd into ConditionError, on the way to an API server that serves.
+    """Convert errors of the runtime and of the shared etcd to ConditionError, while an API server is being started.
 
-    The reason is APIServerNotReady once published. Before that it names which of the two fails.
+    The reason is APIServerNotReady if `published`. Otherwise EtcdUnavailable or StartFailed tells which of the two
+    failed.
     """
     try:
         yield

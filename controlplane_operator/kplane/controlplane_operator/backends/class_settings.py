@@ -1,4 +1,4 @@
-"""What the class of a control plane says of its programs, in the words of the runtime."""
+"""Translates settings of a class into descriptions for the runtime."""
 
 from __future__ import annotations
 
@@ -21,21 +21,24 @@ _NONE: Final = ApiServerSettings()
 
 
 def api_server_settings(chosen: ControlPlaneClass | None) -> ApiServerSettings:
-    """Return how the API server is set up."""
+    """Return the API server settings of the class, or defaults."""
     return (chosen.spec.api_server if chosen is not None else None) or _NONE
 
 
 def takes_our_tokens(chosen: ControlPlaneClass | None) -> bool:
-    """Tell whether the flags of the class leave audiences and lifetimes of tokens as the operator knows them."""
+    """Return whether API servers of the class accept tokens that kplane signs.
+
+    They do unless flags of the class set audiences or the maximum lifetime of tokens.
+    """
     flags = [flag.partition("=")[0] for flag in api_server_settings(chosen).extra_args]
     return not {"--api-audiences", "--service-account-max-token-expiration"}.intersection(flags)
 
 
 def service_cidr_of(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None, kept: str | None) -> str:
-    """Return the network of Services: the one that was written down, and of a new control plane that of its class.
+    """Return the Service network of a control plane: the recorded value, or that of the class for a new control plane.
 
-    `kept` is that of the data that its namespace has, if there are any. One that was published before anything was
-    written down has the default.
+    `kept` is the network of the data that the namespace retains, if any. A control plane that was published before the
+    network was recorded has the default.
     """
     if control_plane.status.service_cidr is not None:
         return control_plane.status.service_cidr
@@ -47,7 +50,7 @@ def service_cidr_of(control_plane: ControlPlane, *, chosen: ControlPlaneClass | 
 
 
 def scheduling_of(chosen: ControlPlaneClass | None) -> Scheduling | None:
-    """Return which nodes the pods of a control plane run on; None for any."""
+    """Return the scheduling of the pods of a control plane; None if pods may run on any node."""
     pods = chosen.spec.pods if chosen is not None else None
     if pods is None:
         return None
@@ -62,7 +65,7 @@ def scheduling_of(chosen: ControlPlaneClass | None) -> Scheduling | None:
 
 
 def exposure_of(chosen: ControlPlaneClass | None) -> Exposure:
-    """Return how the API server is made to be reached from outside."""
+    """Return the settings of the Service through which clients outside the cluster reach the API server."""
     service = chosen.spec.service if chosen is not None else None
     if service is None:
         return Exposure()

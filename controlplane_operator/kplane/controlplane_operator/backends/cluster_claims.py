@@ -1,7 +1,7 @@
-"""Which control plane has an adopted cluster: one cluster is one control plane's, under whatever addresses it answers.
+"""Claims of adopted clusters: each cluster belongs to a single control plane, under any address.
 
-The record is `status.clusterUID`. The operator writes it before it writes anything into the cluster, and compares it
-each time before it writes there again.
+The record is `status.clusterUID`. The operator writes the record before its first write into the cluster, and compares
+the record before each later write.
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ __all__ = ["ClusterClaims", "ClusterHolder"]
 
 @dataclass(frozen=True, slots=True)
 class ClusterHolder:
-    """A control plane that a cluster belongs to."""
+    """Control plane to which a cluster belongs."""
 
     name: str
     is_managed: bool
-    """kplane runs the API server."""
+    """Whether kplane runs the API server."""
     order: tuple[bool, bool, datetime, str]
-    """The least one of a cluster's control planes has it: what kplane runs, then the recorded one, then the older."""
+    """Sort key: the cluster belongs to the control plane with the least key.
+
+    Control planes that kplane runs come first, then those with a recorded cluster uid, then older ones.
+    """
 
 
 class ClusterClaims:
-    """Grants each cluster to one adopted control plane at a time.
+    """Grants each cluster to one adopted control plane at a time, and never a cluster that kplane runs.
 
-    The clusters that kplane runs itself are never granted. A grant is remembered here until the status of its control
-    plane is written, so that no second control plane gets the cluster in between.
+    A grant stays in memory until the status of its control plane is written. So no second control plane gets the
+    cluster in between.
     """
 
     def __init__(self, stores: Stores) -> None:
@@ -49,12 +52,12 @@ class ClusterClaims:
         Raises ConditionError: ClusterChanged if the control plane has adopted another cluster, EndpointInUse if the
         cluster belongs to another control plane. Never waits.
         """
-        known = control_plane.status.cluster_uid
-        if known not in (None, cluster_uid):
+        adopted_uid = control_plane.status.cluster_uid
+        if adopted_uid not in (None, cluster_uid):
             raise ConditionError(
                 Reason.CLUSTER_CHANGED,
                 f"failed to use the API server at {address}: its cluster has uid {cluster_uid}, and the adopted cluster"
-                f" has {known}; nothing was written there; correct the endpoint or its Secret, or create another"
+                f" has {adopted_uid}; nothing was written there; correct the endpoint or its Secret, or create another"
                 " control plane for that cluster",
             )
         holder = self.holder(control_plane, cluster_uid=cluster_uid)
@@ -73,7 +76,7 @@ class ClusterClaims:
         self._granted[control_plane.metadata.uid or ""] = cluster_uid
 
     def holder(self, control_plane: ControlPlane, *, cluster_uid: str) -> ClusterHolder | None:
-        """Return the other control plane that the cluster belongs to; None if there is none."""
+        """Return the other control plane to which the cluster belongs; None if there is none."""
         uid = control_plane.metadata.uid or ""
         recorded = cluster_uid in (control_plane.status.cluster_uid, self._granted.get(uid))
         created = control_plane.metadata.creation_timestamp or datetime.max.replace(tzinfo=UTC)
@@ -82,7 +85,7 @@ class ClusterClaims:
         return first if first is not None and first.order < own else None
 
     def release(self, uid: str) -> None:
-        """Forget the grant of a control plane that is gone."""
+        """Remove the grant of a control plane that is gone."""
         self._granted.pop(uid, None)
 
     def _others(self, uid: str, *, cluster_uid: str) -> Iterator[ClusterHolder]:

@@ -1,4 +1,4 @@
-"""The data stores of an operator: etcds that control planes of mode Virtual share, each with the API servers on it."""
+"""Data stores of an operator: etcds that control planes of mode Virtual share, each with a backend."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class _Make(Protocol):
     def __call__(
         self, etcd: SharedEtcd | None, *, data_store: str | None, without: ConditionError
     ) -> VirtualProvisioner:
-        """Make the way to API servers on an etcd. `without` is raised where there is none."""
+        """Return a backend on this etcd; `without` is the error of a backend that has no etcd."""
         ...
 
 
 class DataStores:
-    """Finds the data store that has the data of a control plane, and the way to its API server there."""
+    """Finds the data store of a control plane, and the backend on it."""
 
     def __init__(self, etcds: Mapping[str | None, SharedEtcd], *, make: _Make) -> None:
-        """`etcds` has the data stores by the names that homes have: None is the name of the first one."""
+        """Create the backends; `etcds` maps names of data stores, as in homes, to etcds. None names the first one."""
         self._make = make
         self._known = {
             name: make(etcd, data_store=name, without=_without(name, known=etcds))
@@ -41,49 +41,56 @@ class DataStores:
         }
         self._etcds = etcds
         self._unknown: dict[str | None, VirtualProvisioner] = {}
-        """By names that control planes have, and no data store."""
+        """Backends without an etcd, by the names of missing data stores."""
 
     def of(self, control_plane: ControlPlane) -> VirtualProvisioner:
-        """Return the way to the API server in the home that the status names."""
+        """Return the backend of the data store that the control plane's home names.
+
+        The backend of a missing data store raises ConditionError when it needs the etcd.
+        """
         name = control_plane.home.data_store
-        if (found := self._known.get(name) or self._unknown.get(name)) is not None:
-            return found
+        if (backend := self._known.get(name) or self._unknown.get(name)) is not None:
+            return backend
         without = _without(name, known=self._etcds)
         return self._unknown.setdefault(name, self._make(None, data_store=name, without=without))
 
     def check(self, control_plane: ControlPlane) -> None:
-        """Raise ConditionError (DataStoreNotFound) where the home of the control plane names no data store."""
+        """Raise ConditionError (DataStoreNotFound) if the home of the control plane names a missing data store."""
         if (name := control_plane.home.data_store) not in self._known:
             raise _without(name, known=self._etcds)
 
     def let_go(self, uid: str) -> None:
-        """Repair nothing of a control plane by itself any more, until it is ensured again."""
-        for each in self._known.values():
-            each.let_go(uid)
+        """Stop background repairs for this control plane in each data store, until the next `ensure`."""
+        for backend in self._known.values():
+            backend.let_go(uid)
 
     def usage(self, uid: str) -> Usage | None:
-        """Return what was measured last of the control plane with a uid."""
-        return next((found for each in self._known.values() if (found := each.usage(uid)) is not None), None)
+        """Return the last measurement of the control plane with this uid; None if there is none."""
+        return next(
+            (measured for backend in self._known.values() if (measured := backend.usage(uid)) is not None), None
+        )
 
     def problem(self) -> str | None:
-        """Say what the last checks found wrong, for /readyz."""
-        said = {name: each.problem() for name, each in self._known.items()}
-        told = (f"data store {name}: {problem}" if name else problem for name, problem in said.items() if problem)
-        return "; ".join(told) or None
+        """Return the problems that the last checks found, for /readyz; None if there are none."""
+        problems = {name: backend.problem() for name, backend in self._known.items()}
+        descriptions = (
+            f"data store {name}: {problem}" if name else problem for name, problem in problems.items() if problem
+        )
+        return "; ".join(descriptions) or None
 
     async def run(self) -> None:
-        """Take care of each data store. Returns when cancelled only, or where there is none."""
+        """Run the background tasks of each data store until cancelled. Returns if no data store has an etcd."""
         async with asyncio.TaskGroup() as group:
-            for name, each in self._known.items():
-                group.create_task(each.run(), name=f"data store {name or DEFAULT_DATA_STORE}")
+            for name, backend in self._known.items():
+                group.create_task(backend.run(), name=f"data store {name or DEFAULT_DATA_STORE}")
 
 
 def _without(name: str | None, *, known: Mapping[str | None, SharedEtcd]) -> ConditionError:
     if name is None:
         return ConditionError(Reason.FAILED, _NONE_AT_ALL)
-    there = ", ".join(sorted(each or DEFAULT_DATA_STORE for each in known)) or "none"
+    names = ", ".join(sorted(store or DEFAULT_DATA_STORE for store in known)) or "none"
     return ConditionError(
         Reason.DATA_STORE_NOT_FOUND,
-        f"this operator has no data store {name}, and has {there}: name one of them in spec.virtual.dataStoreRef, or in"
+        f"this operator has no data store {name}, and has {names}: name one of them in spec.virtual.dataStoreRef, or in"
         f" the class. If there are data in it, start the operator with --data-store={name}=URL again",
     )

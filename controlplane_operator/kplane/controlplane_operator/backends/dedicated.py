@@ -1,4 +1,4 @@
-"""Control planes of mode Dedicated: an etcd and a kube-apiserver of their own."""
+"""Backend of control planes of mode Dedicated: each has its own etcd and kube-apiserver."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ __all__ = ["DedicatedProvisioner"]
 
 _ETCD_USER: Final = "kube-apiserver"
 _ETCD_ROOT: Final = "root"
-"""May do everything while a fence is there."""
+"""User of etcd that keeps all rights while a fence is up."""
 _PREFIX: Final = "/registry"
 _LOOK_SECONDS: Final = 3.0
-"""Deadline of each call that looks for the identity of the data."""
+"""Timeout in seconds of each call that reads the identity of the data."""
 _FOLLOW_SECONDS: Final = 0.5
-"""Until etcd follows the API server to other nodes."""
+"""Delay in seconds before the pass in which etcd takes over the scheduling of the API server."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Etcd:
-    """An etcd that runs."""
+    """Running etcd of a control plane."""
 
     ground: Ground
     keys: EtcdKeys
@@ -72,7 +72,7 @@ class DedicatedProvisioner:
         restorer: Restorer,
         proxy: ProxyProgram = PROXY_PROCESS,
     ) -> None:
-        """`quota_bytes` is the size of a database at which its etcd refuses writes."""
+        """Create the backend; `quota_bytes` is the size of a database at which its etcd refuses writes."""
         self._context = context
         self._restorer = restorer
         self._keys = TenantKeys(context)
@@ -81,14 +81,14 @@ class DedicatedProvisioner:
         self._runtime = runtime
         self._etcd = DedicatedEtcd(runtime, quota_bytes=quota_bytes)
         self._writable: set[tuple[str | None, int]] = set()
-        """Homes, by uid and slot, that this operator found or made without a fence."""
+        """Homes, by uid and slot, whose etcd has no fence, as far as this operator knows."""
 
     def address(self, control_plane: ControlPlane) -> str | None:  # noqa: ARG002 - it is made for it
-        """There is nothing that could be shared."""
+        """Return None: the etcd is not shared, so there is no address to claim."""
         return None
 
     async def ensure(self, control_plane: ControlPlane, *, writes: bool = True) -> Provision:
-        """Have etcd run, then the API server on it."""
+        """Run etcd, then the API server on it."""
         published = control_plane.status.endpoint is not None
         begins_at = self._begins_at(control_plane)
         etcd = await self._run_etcd(control_plane, begins_at=begins_at)
@@ -100,7 +100,7 @@ class DedicatedProvisioner:
             await self._restorer.restore_data(control_plane, endpoint=urls[0], credentials=held, prefix=f"{_PREFIX}/")
             if begins_at is not None or not members.settled:
                 raise ConditionError(Reason.PROVISIONING, "the data are restored; waiting until etcd has restarted")
-        # The identity of data that come from another home comes with the last of them.
+        # A migration copies the identity of the data last. Until then, the data of this home have none.
         identity = await self._identify(control_plane, etcd=etcd) if writes else None
         if not writes:
             await self.set_writable(control_plane, writable=False)
@@ -114,16 +114,16 @@ class DedicatedProvisioner:
                 etcd_prefix=_PREFIX,
                 etcd_shared=False,
             )
-        found = await self._api_servers.provision(control_plane, ground=etcd.ground, writes=writes)
-        tried = self._runtime.placed(_api_server(control_plane), etcd.scheduling)
-        # Nothing tells of a change when the API server has been where etcd is to follow since before this operator.
-        follows = members.held and members.settled and tried
+        provision = await self._api_servers.provision(control_plane, ground=etcd.ground, writes=writes)
+        placed = self._runtime.placed(_api_server(control_plane), etcd.scheduling)
+        # If the API server was placed before this operator started, no event triggers the pass in which etcd follows.
+        follows = members.held and members.settled and placed
         signs = takes_our_tokens(etcd.ground.plan.chosen)
         return replace(
-            found,
-            account_uid=partial(self._account_uid, found.administrator) if signs else None,
-            settled=found.settled and members.settled,
-            lag=_with_held(found.lag, held=members.held and not tried)
+            provision,
+            account_uid=partial(self._account_uid, provision.administrator) if signs else None,
+            settled=provision.settled and members.settled,
+            lag=_with_held(provision.lag, held=members.held and not placed)
             or members.lag
             or _more_than_asked(etcd.wanted, asked=etcd.asked),
             again_seconds=_FOLLOW_SECONDS if follows else members.again_seconds,
@@ -131,28 +131,33 @@ class DedicatedProvisioner:
         )
 
     async def _account_uid(self, administrator: ClusterConfig, account: str) -> str | None:
-        """Ask the API server for the uid of a ServiceAccount of kplane; None if there is none. Raises ProviderError."""
+        """Return the uid of a ServiceAccount of kplane, as the API server reports it; None if it does not exist.
+
+        Raises ProviderError.
+        """
         async with tenant_client(administrator, connections=self._context.connections) as client:
             try:
-                found = await client.get(SERVICE_ACCOUNTS, account, namespace=TENANT_NAMESPACE)
+                service_account = await client.get(SERVICE_ACCOUNTS, account, namespace=TENANT_NAMESPACE)
             except NotFound:
                 return None
-        return str(found["metadata"]["uid"])
+        return str(service_account["metadata"]["uid"])
 
     async def _identify(self, control_plane: ControlPlane, *, etcd: _Etcd) -> str | None:
-        """Return the identity of the data; None if etcd does not answer and the API server runs on data with one.
+        """Return the identity of the data; None if etcd does not answer while the published API server is ready.
 
-        Raises ConditionError (DataLost) after the end of the API server if the data are not those that were served.
+        If the data are not the served ones, stops the API server and raises ConditionError (DataLost). Raises
+        ConditionError (EtcdUnavailable, or APIServerNotReady once published) if etcd does not answer and the API server
+        is not ready.
         """
         published, phase = control_plane.status.endpoint is not None, self._api_servers.phase(control_plane)
         pair = issue_client(etcd.ground.authorities.etcd, user=_ETCD_ROOT)
         credentials = HeldCredentials(ca=etcd.keys.ca, certificate=pair.certificate, key=pair.key)
-        served, lost = served_data(control_plane), given_up(control_plane)
+        served, accepted_loss = served_data(control_plane), given_up(control_plane)
         for address in etcd.members.voters:
             endpoint = client_url(address)
             async with Client(endpoint, credentials=credentials, timeout_seconds=_LOOK_SECONDS) as client:
                 try:
-                    return await identify(client, f"{_PREFIX}/", served=served, given_up=lost)
+                    return await identify(client, f"{_PREFIX}/", served=served, given_up=accepted_loss)
                 except DataLost as error:
                     if phase is not Phase.ABSENT:
                         with runtime_errors(Reason.DATA_LOST):
@@ -165,17 +170,17 @@ class DedicatedProvisioner:
         return None
 
     async def _run_etcd(self, control_plane: ControlPlane, *, begins_at: int | None) -> _Etcd:
-        """Have etcd run, with keys and addresses for the API server on it. Raises ConditionError while it does not."""
+        """Run etcd, with keys and addresses for the API server on it. Raises ConditionError until etcd is ready."""
         published = control_plane.status.endpoint is not None
         plan = await self._planner.plan(control_plane)
-        asked = _members_asked(control_plane, chosen=plan.chosen)
+        requested = _members_asked(control_plane, chosen=plan.chosen)
         scheduling = scheduling_of(plan.chosen)
         with start_errors(published=published):
             if control_plane.status.restore is not None and not published:
                 await self._restorer.restore_keys(control_plane)
             authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
-            wanted = self._etcd.wanted(control_plane, asked=asked)
-            addresses = await self._etcd.reserve(control_plane, wanted=wanted)
+            target = self._etcd.wanted(control_plane, asked=requested)
+            addresses = await self._etcd.reserve(control_plane, wanted=target)
             ground = await self._api_servers.prepare(
                 control_plane,
                 plan=plan,
@@ -191,18 +196,21 @@ class DedicatedProvisioner:
             members = await self._etcd.ensure(
                 control_plane,
                 addresses=addresses,
-                wanted=wanted,
+                wanted=target,
                 keys=keys,
                 trial=try_scheduling(self._runtime, _api_server(control_plane), scheduling),
                 begins_at=begins_at,
             )
-        return _Etcd(ground, keys, members, asked=asked, wanted=wanted, scheduling=scheduling)
+        return _Etcd(ground, keys, members, asked=requested, wanted=target, scheduling=scheduling)
 
     async def prepare_home(self, control_plane: ControlPlane, *, begins_at: int | None, new: bool) -> None:
-        """Have all members of etcd run; a new one begins at that revision.
+        """Run all members of etcd; a new etcd begins at revision `begins_at`.
 
-        One that is not new is described as it stays: what gives it a beginning is of the operator's image. Raises
-        ConditionError, and RevisionTooFar if one that is not new cannot be raised to that revision.
+        The description of an existing etcd does not change, because the program that sets the first revision is part of
+        the operator's image.
+
+        Raises ConditionError until etcd is ready, and RevisionTooFar if an existing etcd cannot be raised to that
+        revision.
         """
         etcd = await self._run_etcd(control_plane, begins_at=begins_at if new else None)
         if etcd.members.lag is not None:
@@ -220,7 +228,10 @@ class DedicatedProvisioner:
 
     @contextlib.asynccontextmanager
     async def connect(self, control_plane: ControlPlane) -> AsyncIterator[Place]:
-        """Connect to etcd as its administrator, whatever a fence says."""
+        """Connect to etcd as user root, which a fence does not restrict.
+
+        Raises ConditionError if no member is ready.
+        """
         ready = [name for name in _members(control_plane) if self._runtime.state(name).phase is Phase.READY]
         authorities = await self._keys.present(control_plane)
         if not ready or authorities is None:
@@ -233,7 +244,7 @@ class DedicatedProvisioner:
             yield Place(client, f"{_PREFIX}/")
 
     async def set_writable(self, control_plane: ControlPlane, *, writable: bool) -> None:
-        """Lift the fence of etcd, or raise it: there is no access control otherwise."""
+        """Lift the fence of etcd, or raise it. Without a fence, etcd has no access control."""
         self._writable.discard(_place(control_plane))
         async with self.connect(control_plane) as place:
             with data_errors():
@@ -245,29 +256,30 @@ class DedicatedProvisioner:
         self._writable.add(_place(control_plane))
 
     async def seal(self, control_plane: ControlPlane) -> None:
-        """Take the right to read from the API server, which is behind the fence of etcd."""
+        """Revoke the API server's right to read; the fence must be up."""
         async with self.connect(control_plane) as place:
             with data_errors():
                 await seal(place.client, user=_ETCD_USER)
 
     async def _lift_former_fence(self, control_plane: ControlPlane) -> None:
-        """Lift the fence that an operator has left that ended within a migration. Raises ConditionError."""
+        """Lift a fence that remains from an interrupted migration. Raises ConditionError during a migration."""
         try:
             await self.set_writable(control_plane, writable=True)
         except ConditionError:
-            # Without a migration there is most likely none. An etcd that only API servers reach keeps nothing back.
+            # Without a migration there is most likely no fence. A failure here must not delay the API server.
             if control_plane.status.migration is not None:
                 raise
 
     async def retire(self, control_plane: ControlPlane) -> None:
-        """End the API server; etcd stays, with its fence."""
+        """Delete the API server; etcd and its fence stay."""
         with runtime_errors(Reason.MIGRATING):
             await self._api_servers.delete(control_plane)
 
     def _begins_at(self, control_plane: ControlPlane) -> int | None:
-        """Return the revision that the etcd of a restore begins at; None once it has the data.
+        """Return the revision at which the etcd of a restore begins; None once the data are restored.
 
-        What makes that beginning is of the operator's image: etcd would restart with each upgrade of the operator.
+        The program that sets the first revision is part of the operator's image. With a lasting setting, etcd would
+        restart at each upgrade of the operator.
         """
         restore = control_plane.status.restore
         if restore is None or control_plane.status.endpoint is not None or self._restorer.has_restored(control_plane):
@@ -275,48 +287,48 @@ class DedicatedProvisioner:
         return restore.begins_at
 
     async def has_data(self, control_plane: ControlPlane) -> bool:
-        """Tell whether there is an etcd of the control plane, running or not."""
+        """Return whether the runtime has an etcd of the control plane, running or stopped."""
         names = self._runtime.names()
         return any(member in names for member in _members(control_plane))
 
     async def volume(self, control_plane: ControlPlane) -> str | None:
-        """Name the volume claims of etcd; there are none where etcd is a process."""
+        """Return the names of etcd's PersistentVolumeClaims; None if etcd runs as processes."""
         with runtime_errors(Reason.NAMESPACE_DELETED):
-            found = [await self._runtime.volume(member) for member in _members(control_plane)]
-        return ", ".join(claim for claim in found if claim is not None) or None
+            claims = [await self._runtime.volume(member) for member in _members(control_plane)]
+        return ", ".join(claim for claim in claims if claim is not None) or None
 
     async def unprotect(self, control_plane: ControlPlane) -> None:
-        """Let the volume claims of etcd go with their namespace."""
+        """Allow the deletion of etcd's PersistentVolumeClaims together with their namespace."""
         with runtime_errors(Reason.DELETION_FAILED):
             for member in _members(control_plane):
                 await self._runtime.unprotect(member)
 
     def usage(self, uid: str) -> Usage | None:  # noqa: ARG002 - of none
-        """Return None: it keeps nothing in the shared etcd."""
+        """Return None: the control plane has no keys in the shared etcd."""
         return None
 
     def let_go(self, uid: str) -> None:
-        """Forget what is known of its homes."""
+        """Discard the state of a control plane in memory."""
         self._restorer.forget(uid)
         self._writable -= {place for place in self._writable if place[0] == uid}
 
     async def take_over(self, control_plane: ControlPlane, *, former: str) -> None:
-        """Do nothing: only its API server reaches its etcd, and the next API server replaces that one."""
+        """Do nothing: only the control plane's own API server reaches its etcd, and the next API server replaces it."""
 
     async def shut_down(self, control_plane: ControlPlane) -> None:
-        """End the API server."""
+        """Delete the API server."""
         with runtime_errors(Reason.DELETION_FAILED):
             await self._api_servers.delete(control_plane)
 
     async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
-        """End etcd; its data go if the policy is Destroy."""
+        """Stop etcd; delete its data too if the policy is Destroy."""
         with runtime_errors(Reason.DELETION_FAILED):
             for member in _members(control_plane):
                 await (self._runtime.delete(member) if policy is DeletionPolicy.DESTROY else self._runtime.stop(member))
 
 
 def _members_asked(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> int:
-    """Return how many members spec or class ask for."""
+    """Return the number of members that spec or class ask for."""
     own = control_plane.spec.dedicated.etcd if control_plane.spec.dedicated is not None else None
     settings = own or (chosen.spec.etcd if chosen is not None else None)
     return settings.members if settings is not None else 1
@@ -327,11 +339,11 @@ def _api_server(control_plane: ControlPlane) -> str:
 
 
 def _with_held(lag: VersionLag | None, *, held: bool) -> VersionLag | None:
-    """Add to the lag of the API server that etcd waits for it."""
+    """Add to the lag of the API server that etcd waits for the scheduling of the API server."""
     if not held or (lag is not None and lag.reason is not Reason.ROLLING_OUT):
         return lag
-    waits = "etcd keeps its nodes until kube-apiserver runs with the pod settings of the class"
-    return VersionLag(Reason.ROLLING_OUT, f"{lag.message}; {waits}" if lag is not None else waits)
+    message = "etcd keeps its nodes until kube-apiserver runs with the pod settings of the class"
+    return VersionLag(Reason.ROLLING_OUT, f"{lag.message}; {message}" if lag is not None else message)
 
 
 def _place(control_plane: ControlPlane) -> tuple[str | None, int]:

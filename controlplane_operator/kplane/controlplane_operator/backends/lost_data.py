@@ -1,6 +1,6 @@
-"""When the data of a control plane are lost, and what a person does about it.
+"""Error of a control plane whose data are lost, with the remedies for a person.
 
-Each home has an identity of its data in etcd (`kplane.data.identity`), which the status records when it is published.
+Each home has an identity of its data in etcd (`kplane.data.identity`), which the status records at the publication.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["data_lost"]
 
 
 def data_lost(control_plane: ControlPlane, *, told: str) -> ConditionError:
-    """Return the error of a control plane whose etcd does not have its data, as `told`."""
+    """Return the error of a control plane whose data are lost; `told` describes the cause."""
     return ConditionError(
         Reason.DATA_LOST,
         f"failed to find the data of the control plane: {told}; no API server runs on this. Restore the etcd or its"

@@ -1,11 +1,12 @@
-"""The etcd of a dedicated control plane: one member, or three, of which two have to run.
+"""The etcd of a dedicated control plane: one member, or three, two of which have to run.
 
-Three begin as one. Each further member joins as a learner and gets its vote when it has the data. A member whose data
-are lost is removed and joins anew. Each call of `ensure` takes at most one such step, and learns from etcd and from the
-runtime what the steps before came to. So it may end anywhere.
+An etcd of three begins with a single member. Each further member joins as a learner, and gets its vote when it has the
+data. A member whose data are lost is removed and joins anew. Each call of `ensure` takes at most one such step, and
+reads the results of earlier steps from etcd and from the runtime. So an interruption at any point does no harm.
 
-The data of each member that ever had a vote carry a mark (`Runtime.mark_data`). A member that has a vote and no mark,
-and is not ready, has lost its data. Its program does not start on other data: it is told to join itself.
+The data of each member that ever had a vote carry a mark (`Runtime.mark_data`). A member with a vote and without a mark
+has lost its data if it is not ready. Its program does not start on new data, because its configuration has it join a
+cluster that consists of itself alone.
 """
 
 from __future__ import annotations
@@ -44,20 +45,20 @@ _log = logging.getLogger(__name__)
 _CALL_SECONDS: Final = 5.0
 _SOON_SECONDS: Final = 0.5
 _LOOK_AGAIN_SECONDS: Final = 5.0
-"""Nothing tells when a learner has the data."""
+"""Seconds until the next pass while a learner copies the data, because etcd sends no event at its end."""
 _ATTEMPTS: Final = 5
-"""So often one call looks whether a learner has the data."""
+"""Number of attempts of one call to promote a learner."""
 _ASK_AGAIN_SECONDS: Final = 0.2
 _ANYWHERE: Final = SchedulingTrial(None)
 _VOTED: Final = "voted"
-"""Mark of data whose member was about to get its vote, or had it."""
+"""Mark of data whose member has a vote, or was about to get it."""
 _COMPLETE: Final = "complete"
-"""Mark of data whose etcd had all its members once."""
+"""Mark of data whose etcd had all its members at least once."""
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdKeys:
-    """What members and clients prove themselves by."""
+    """Certificates of members and clients."""
 
     ca: bytes
     server: KeyPair
@@ -67,23 +68,23 @@ class EtcdKeys:
 
 @dataclass(frozen=True, slots=True)
 class EtcdMembers:
-    """What `ensure` came to."""
+    """Result of `ensure`."""
 
     voters: tuple[Address, ...]
-    """Where API servers find it."""
+    """Addresses of the members that API servers connect to."""
     settled: bool
-    """Nothing of an earlier description runs any more."""
+    """Whether all members run as described last."""
     lag: VersionLag | None = None
-    """Why it is not what is asked for."""
+    """Reason why the etcd differs from the request; None if it does not."""
     again_seconds: float | None = None
-    """When to call again, though nothing may tell of a change."""
+    """Seconds until the next call, because a change may come without an event; None if events suffice."""
     held: bool = False
-    """A member keeps another scheduling than its class asks for."""
+    """Whether a member keeps a scheduling other than that of its class."""
 
 
 @dataclass(slots=True)
 class _Look:
-    """One look at an etcd of several members: what the runtime and etcd say of each."""
+    """Snapshot of an etcd of several members: the state of each in the runtime and in etcd."""
 
     control_plane: ControlPlane
     keys: EtcdKeys
@@ -105,21 +106,21 @@ class _Look:
         return [number for number in self.everyone if (entry := self.entries[number]) is not None and not entry.learner]
 
     def others_ready(self, number: int) -> bool:
-        """Whether etcd can do without this member."""
-        others = [each for each in self.voters() if each != number]
-        return bool(others) and all(self.ready(each) for each in others)
+        """Return whether other voters exist and all are ready, so that etcd serves without this member."""
+        others = [other for other in self.voters() if other != number]
+        return bool(others) and all(self.ready(other) for other in others)
 
     def serves(self) -> bool:
-        """Whether an etcd that was complete has a majority, as far as the runtime knows."""
+        """Return whether an etcd that was complete has a majority, as far as the runtime knows."""
         complete = all(mark == _COMPLETE for mark in self.marks)
         return complete and sum(map(self.ready, self.everyone)) * 2 > len(self.names)
 
     def is_lost(self, number: int) -> bool:
-        """Whether the data that etcd expects of this member are not there."""
+        """Return whether the data that etcd expects of this member are missing."""
         entry = self.entries[number]
         if entry is None or self.marks[number] is not None or self.ready(number):
             return False
-        # A learner that crashes again and again may have begun with other data.
+        # A learner that crashes repeatedly may have begun with data of another etcd.
         return not entry.learner or self.states[number].phase is Phase.BACKOFF
 
     def told(self, number: int) -> str:
@@ -129,26 +130,26 @@ class _Look:
 
 @dataclass(frozen=True, slots=True)
 class _Awaited:
-    """What a step waits for, and whether it is a matter of moments."""
+    """Description of the event that a step waits for; `soon` if the wait takes moments."""
 
     what: str
     soon: bool = False
 
 
 class DedicatedEtcd:
-    """Runs the members, and has etcd know them."""
+    """Runs the members, and adds them to etcd."""
 
     def __init__(self, runtime: Runtime, *, quota_bytes: int) -> None:
-        """`quota_bytes` is the size of a database at which etcd refuses writes, on a volume of the usual size."""
+        """Set the database size at which an etcd on a volume of the default size refuses writes."""
         self._runtime = runtime
         self._quota_bytes = quota_bytes
 
     def wanted(self, control_plane: ControlPlane, *, asked: int) -> int:
-        """Return how many members there are to be: all of them once a second one was begun."""
+        """Return the target number of members: all, once a second member was begun, and otherwise `asked`."""
         return MOST_ETCD_MEMBERS if self._begun(control_plane) else asked
 
     async def reserve(self, control_plane: ControlPlane, *, wanted: int) -> list[Address]:
-        """Give the addresses of the members. The further ones come when the first one has run."""
+        """Reserve and return the addresses of the members, or of the first alone until its data have a mark."""
         first = etcd_name(control_plane.name, slot=control_plane.home.slot)
         alone = wanted == 1 or (not self._begun(control_plane) and await self._runtime.data_mark(first) is None)
         return [
@@ -168,16 +169,16 @@ class DedicatedEtcd:
         trial: SchedulingTrial = _ANYWHERE,
         begins_at: int | None = None,
     ) -> EtcdMembers:
-        """Have the members run that `reserve` gave the addresses of, and take the next step towards `wanted`.
+        """Run the members with the addresses of `reserve`, and take the next step towards `wanted` members.
 
-        A new etcd begins at revision `begins_at`, where that is given. Members that exist keep the scheduling that they
-        have while `trial` says so.
+        A new etcd begins at revision `begins_at`, if that is given. Existing members keep their scheduling while
+        `trial` holds them.
 
-        Raises ConditionError while no API server can work with it, and before the control plane is published while a
-        member is missing.
+        Raises ConditionError while no API server can use the etcd. Before the publication of the control plane, also
+        raises it while a member is missing.
         """
         if len(addresses) == 1:
-            found = await self._alone(
+            result = await self._alone(
                 control_plane,
                 address=addresses[0],
                 wanted=wanted,
@@ -186,10 +187,10 @@ class DedicatedEtcd:
                 begins_at=begins_at,
             )
         else:
-            found = await self._several(control_plane, addresses=addresses, keys=keys, trial=trial)
-        if found.lag is not None and control_plane.status.endpoint is None:
-            raise ConditionError(Reason.PROVISIONING, found.lag.message)
-        return found
+            result = await self._several(control_plane, addresses=addresses, keys=keys, trial=trial)
+        if result.lag is not None and control_plane.status.endpoint is None:
+            raise ConditionError(Reason.PROVISIONING, result.lag.message)
+        return result
 
     async def _alone(
         self,
@@ -207,7 +208,7 @@ class DedicatedEtcd:
         )
         membership = Membership(0, {0: peer_url(address)}, joins=False)
         several = wanted > 1
-        described = self._describe(
+        component = self._describe(
             control_plane,
             address=address,
             keys=keys,
@@ -217,23 +218,23 @@ class DedicatedEtcd:
             begins_at=begins_at,
         )
         held = trial.holds(self._runtime.state(name))
-        await self._runtime.apply(replace(described, scheduling_held=held))
+        await self._runtime.apply(replace(component, scheduling_held=held))
         try:
             await check_ready(self._runtime, name, what="etcd", published=published)
         except ConditionError:
-            # Only now: for a moment, a pod that is being replaced has no node either.
+            # Check after the failure, because a pod that is being replaced has no node for a moment either.
             if held and self._runtime.state(name).unplaced:
-                await self._runtime.apply(described)
+                await self._runtime.apply(component)
             raise
         settled = self._runtime.settled(name)
         if not several:
             return EtcdMembers((address,), settled, held=self._keeps_scheduling(name, trial=trial))
-        # From now on there may be members that have more than this one: it begins with no other data any more.
+        # From now on, other members may have more data than this one, so it must not start on other data any more.
         await self._runtime.mark_data(name, _VOTED)
         return EtcdMembers((address,), settled, _lag(1, of=wanted, why="the next one is about to join"), _SOON_SECONDS)
 
     def _keeps_scheduling(self, name: str, *, trial: SchedulingTrial) -> bool:
-        """Return whether a member that is settled keeps another scheduling than it is to have."""
+        """Return whether a settled member has a scheduling other than the desired one."""
         return self._runtime.settled(name) and not self._runtime.placed(name, trial.scheduling)
 
     async def _several(
@@ -260,7 +261,8 @@ class DedicatedEtcd:
         if connected is None:
             await self._revive(look)
             if control_plane.status.endpoint is not None and look.serves():
-                # The API server needs no help of the operator to reach etcd, and is looked after further.
+                # The API server reaches etcd without the operator. So the pass continues, and keeps the API server up
+                # to date.
                 lag = VersionLag(Reason.ETCD_INCOMPLETE, "the operator does not reach the members of etcd")
                 return EtcdMembers(tuple(look.addresses), settled=False, lag=lag, again_seconds=_LOOK_AGAIN_SECONDS)
             raise self._no_majority(look, why="waiting for a majority of the members of etcd")
@@ -282,7 +284,7 @@ class DedicatedEtcd:
             for number in voters:
                 if look.marks[number] is not None:
                     await self._runtime.mark_data(look.names[number], _COMPLETE)
-        # While it grows, one exchange of the API server is enough. Later each member that has a vote may be the last.
+        # During the growth, the API server changes its endpoints only once. Later, each voter may be the last one.
         used = voters if complete or _COMPLETE in look.marks else voters[:1]
         unready = [number for number in voters if not look.ready(number)]
         again = None
@@ -295,7 +297,7 @@ class DedicatedEtcd:
         return EtcdMembers(tuple(look.addresses[number] for number in used), settled, lag, again, held)
 
     async def _revive(self, look: _Look) -> None:
-        """Start all that have data, as no majority answers."""
+        """Start all members that have data, because no majority answers."""
         for number in look.everyone:
             if not look.ready(number) and look.marks[number] is not None:
                 await self._apply(look, number, among=[number])
@@ -304,11 +306,14 @@ class DedicatedEtcd:
         published = look.control_plane.status.endpoint is not None
         crashing = any(map(is_crashing, look.states))
         reason = start_reason(Reason.ETCD_UNAVAILABLE if crashing else Reason.PROVISIONING, published=published)
-        told = ", ".join(map(look.told, look.everyone))
-        return ConditionError(reason, f"{why}: {told}")
+        states = ", ".join(map(look.told, look.everyone))
+        return ConditionError(reason, f"{why}: {states}")
 
     async def _step(self, look: _Look, *, etcd: Client) -> _Awaited | None:
-        """Take the one step that is due; returns what is awaited then, None if no member is missing."""
+        """Take the step that is due.
+
+        Returns a description of the event that the next step waits for; None if no member is missing.
+        """
         for number in filter(look.is_lost, look.everyone):
             name, entry = look.names[number], look.entries[number]
             if entry is None or not look.others_ready(number):
@@ -317,7 +322,7 @@ class DedicatedEtcd:
             await etcd.members.remove(entry.id)
             look.entries[number] = None
             return _Awaited(f"{name} has lost its data, and joins anew", soon=True)
-        joining = next((each for each in look.everyone if (found := look.entries[each]) and found.learner), None)
+        joining = next((index for index in look.everyone if (member := look.entries[index]) and member.learner), None)
         if joining is None:
             missing = [number for number in look.everyone if look.entries[number] is None]
             if not missing:
@@ -327,16 +332,20 @@ class DedicatedEtcd:
                 return _Awaited(f"{look.names[joining]} joins when the others are ready")
             unmarked = [look.names[number] for number in look.voters() if look.marks[number] is None]
             if unmarked:
-                said = f"{unmarked[0]} runs on data without a mark, which may be new"
-                return _Awaited(f"{said}: see docs/how-to/dedicated-members.md")
+                problem = f"{unmarked[0]} runs on data without a mark, which may be new"
+                return _Awaited(f"{problem}: see docs/how-to/dedicated-members.md")
             await self._add(look, joining, etcd=etcd)
         return await self._join(look, joining, etcd=etcd)
 
     async def _add(self, look: _Look, number: int, *, etcd: Client) -> None:
-        """Have etcd know a member that has no data. What it has is of no use: etcd does not know whose it is."""
+        """Add a member without data to etcd as a learner.
+
+        Deletes the component first, because etcd cannot use its unmarked data. Raises RuntimeFailure if the data have a
+        mark.
+        """
         name = look.names[number]
         if await self._runtime.data_mark(name) is not None:
-            # etcd may know it by another address, or not be the one that it was.
+            # etcd may know the member by another address, or the etcd may have been replaced.
             raise RuntimeFailure(
                 f"{name} has data, and etcd does not know it by {peer_url(look.addresses[number])}; to give these data"
                 " up, remove their mark (docs/how-to/dedicated-members.md)"
@@ -346,11 +355,11 @@ class DedicatedEtcd:
         await etcd.members.add_learner(peer_url(look.addresses[number]))
 
     async def _join(self, look: _Look, number: int, *, etcd: Client) -> _Awaited:
-        """Start a learner, and give it its vote once it has the data."""
+        """Start a learner, and promote it to a voter once it has the data."""
         name, url = look.names[number], peer_url(look.addresses[number])
         members = {member.peer_url: member for member in await etcd.members.list()}
         await self._apply(
-            look, number, among=[each for each in look.everyone if peer_url(look.addresses[each]) in members]
+            look, number, among=[index for index in look.everyone if peer_url(look.addresses[index]) in members]
         )
         for _ in range(_ATTEMPTS):
             if await self._promoted(name, url=url, etcd=etcd):
@@ -364,7 +373,7 @@ class DedicatedEtcd:
         entry = next((member for member in await etcd.members.list() if member.peer_url == url), None)
         if entry is None or not entry.name:
             return False
-        # First: a vote with data that are not marked could not be told from one whose data are lost.
+        # Mark before the promotion: a voter with unmarked data would look like a voter whose data are lost.
         await self._runtime.mark_data(name, _VOTED)
         try:
             await etcd.members.promote(entry.id)
@@ -373,9 +382,9 @@ class DedicatedEtcd:
         return True
 
     async def _keep(self, look: _Look) -> bool:
-        """Have members with a vote run as described, one at a time; returns whether all members do.
+        """Apply the description of each voter, one at a time; return whether all voters run as described.
 
-        One that is ready is changed only if all are ready, so that etcd serves meanwhile.
+        A ready member is changed only while all others are ready, so that etcd serves meanwhile.
         """
         voters = look.voters()
         complete = len(voters) == len(look.names)
@@ -387,20 +396,20 @@ class DedicatedEtcd:
             try:
                 await self._apply(look, number, among=[number])
             except WorkloadsError as error:
-                # It keeps the others, and the API server, from nothing.
+                # The failure must delay neither the other members nor the API server.
                 _log.warning("%s is not changed: %s", look.names[number], error)
             if not self._runtime.settled(look.names[number]):
                 unsettled.add(number)
         return complete and not unsettled
 
     async def _apply(self, look: _Look, number: int, *, among: Sequence[int]) -> None:
-        """Have a member run. `among` are those that it begins with, should it have no data.
+        """Apply the description of a member. Without data, the member begins with the members `among`.
 
-        Alone it begins with nobody: it does not start then.
+        If `among` has only the member itself, its program does not start without data.
         """
-        urls = {each: peer_url(look.addresses[each]) for each in among}
+        urls = {index: peer_url(look.addresses[index]) for index in among}
         membership = Membership(number, urls, joins=True)
-        described = self._describe(
+        component = self._describe(
             look.control_plane,
             address=look.addresses[number],
             keys=look.keys,
@@ -409,7 +418,7 @@ class DedicatedEtcd:
             several=True,
         )
         held = look.trial.holds(look.states[number]) and not look.states[number].unplaced
-        await self._runtime.apply(replace(described, scheduling_held=held))
+        await self._runtime.apply(replace(component, scheduling_held=held))
 
     def _describe(
         self,
@@ -453,7 +462,10 @@ class DedicatedEtcd:
 
 
 async def _connect(look: _Look) -> tuple[Client, dict[str, Member]] | None:
-    """Connect to a member that knows what the majority says, and return that by address; None if there is none."""
+    """Connect to a member that knows the members by majority; return the client, and the members by peer URL.
+
+    Returns None if no member answers.
+    """
     pair = look.keys.client
     credentials = HeldCredentials(ca=look.keys.ca, certificate=pair.certificate, key=pair.key)
     for number in filter(look.ready, look.everyone):

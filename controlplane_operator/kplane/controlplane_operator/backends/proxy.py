@@ -1,4 +1,4 @@
-"""The proxies between API servers and what their classes allow."""
+"""Proxies between API servers and the destinations that their classes allow."""
 
 from __future__ import annotations
 
@@ -24,18 +24,21 @@ _log: Final = logging.getLogger(__name__)
 class EgressProxies:
     """Runs a proxy for each control plane whose class allows destinations.
 
-    One for each, because then a NetworkPolicy holds it to what its class allows, and no tenant is served by a program
-    that reaches another tenant's destinations.
+    Each control plane has its own proxy. So a NetworkPolicy limits each proxy to the destinations of its class, and no
+    tenant uses a program that reaches destinations of another tenant.
     """
 
     def __init__(self, runtime: Runtime, *, program: ProxyProgram) -> None:
         self._runtime = runtime
         self._program = program
         self._absent: set[str] = set()
-        """Proxies that are known not to be there: to list all components for each control plane takes long."""
+        """Names of proxies that do not exist.
+
+        A search through all components for each control plane would take long.
+        """
 
     async def reserve(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Address | None:
-        """Return the proxy's address; None if the class that it follows allows nothing."""
+        """Reserve and return the address of the proxy; None if the class in force allows no destinations."""
         if not _destinations(chosen):
             return None
         name = egress_name(control_plane.name, slot=control_plane.home.slot)
@@ -51,7 +54,7 @@ class EgressProxies:
         authorities: TenantAuthorities,
         certificates: TenantCertificates,
     ) -> Egress:
-        """Have the proxy run that was reserved; returns what the API server connects to."""
+        """Run the reserved proxy, and return how the API server connects to it."""
         if address is None or certificates.egress_proxy is None or certificates.kubelet_client is None:
             return Egress()
         name, ca = egress_name(control_plane.name, slot=control_plane.home.slot), authorities.front_proxy_trust
@@ -77,26 +80,26 @@ class EgressProxies:
         return Egress(access)
 
     def settled(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> bool:
-        """Tell whether nothing of an earlier description of the proxy runs."""
+        """Return whether the proxy runs as described last, or is not needed."""
         return not _destinations(chosen) or self._runtime.settled(
             egress_name(control_plane.name, slot=control_plane.home.slot)
         )
 
     def lag(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> VersionLag | None:
-        """Say why the API server does not reach what it may; None if it does."""
+        """Return why the API server does not reach its allowed destinations; None if it does."""
         if not _destinations(chosen):
             return None
         state = self._runtime.state(egress_name(control_plane.name, slot=control_plane.home.slot))
         if state.phase is Phase.READY:
             return None
-        told = f": {state.message}" if state.message else ""
+        details = f": {state.message}" if state.message else ""
         return VersionLag(
             Reason.ROLLING_OUT,
-            f"the API server connects to no allowed destination, as its proxy is {state.phase}{told}",
+            f"the API server connects to no allowed destination, as its proxy is {state.phase}{details}",
         )
 
     async def end_unused(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> None:
-        """End a proxy that the API server uses no more. One that cannot be ended now is ended at another time."""
+        """Delete a proxy that the API server no longer uses. A failure is logged, and a later call tries again."""
         name = egress_name(control_plane.name, slot=control_plane.home.slot)
         if _destinations(chosen) or name in self._absent:
             return
@@ -107,13 +110,13 @@ class EgressProxies:
             _log.info("a proxy that is not used any more has not ended yet: %s", error)
 
     async def stop(self, control_plane: ControlPlane) -> None:
-        """End the proxy for as long as its API server does not run; its address stays."""
+        """Stop the proxy while its API server does not run; its address stays."""
         name = egress_name(control_plane.name, slot=control_plane.home.slot)
         if name in self._runtime.names(prefix=name):
             await self._runtime.stop(name)
 
     async def end(self, control_plane: ControlPlane) -> None:
-        """End the proxy, and with it all connections through it."""
+        """Delete the proxy, which ends all connections through it."""
         name = egress_name(control_plane.name, slot=control_plane.home.slot)
         self._absent.discard(name)
         if name in self._runtime.names(prefix=name):

@@ -1,11 +1,13 @@
-"""When an API server is ready: on data that one of its version has bootstrapped, and on others.
+"""Readiness of API servers, which depends on the version that bootstrapped their data.
 
-Two checks of `/readyz` say that an API server has bootstrapped its data: roles, and classes of priority. It looks at
-those after a second. If it finds them there, nothing in its answers depends on that look.
+Two checks of `/readyz` report that an API server has bootstrapped its data: the RBAC roles and the priority classes.
+The API server runs both hooks after about a second. If the objects exist already, its answers do not depend on these
+hooks.
 
-Another check says that each Service has its address, and each address its Service. At its start an API server looks at
-the two lists, of slightly different moments, and writes what is missing. One that only reads fails there while others
-write Services. It never looks again, and ends after a minute (`RepairIPAddress.RunUntil` in upstream's repairip.go).
+Another check reports that each Service has its IPAddress, and each IPAddress its Service. At its start, an API server
+lists both at slightly different moments, and writes missing objects. A read-only API server fails this check while
+other clients write Services. It does not repeat the check, and ends after a minute (`RepairIPAddress.RunUntil` in
+upstream's repairip.go).
 """
 
 from __future__ import annotations
@@ -35,9 +37,12 @@ BOOTSTRAP_CHECKS: Final = (
     "poststarthook/scheduling/bootstrap-system-priority-classes",
 )
 READY_WITHOUT_BOOTSTRAP_CHECKS: Final = f"{READY}?{'&'.join(f'exclude={each}' for each in BOOTSTRAP_CHECKS)}"
-"""Answers 200 when an API server serves, whatever the data. `informer-sync` is among its checks: roles are in force."""
+"""Path that answers 200 when an API server serves, independent of its data.
+
+Its checks include `informer-sync`, so roles are in force.
+"""
 UNREPAIRED_SECONDS: Final = 10.0
-"""One that is unrepaired for so long has failed: the look takes less than a second."""
+"""Time after which an unrepaired API server counts as failed; the check takes less than a second."""
 
 _READY_BUT_UNREPAIRED: Final = (
     f"{READY_WITHOUT_BOOTSTRAP_CHECKS}&exclude=poststarthook/start-service-ip-repair-controllers"
@@ -47,10 +52,10 @@ _POLL_SECONDS: Final = 0.1
 
 
 def is_bootstrapped(control_plane: ControlPlane, *, version: str | None, fresh: bool) -> bool:
-    """Tell whether the data of a control plane were bootstrapped by an API server of a version.
+    """Return whether an API server of this version has bootstrapped the data of a control plane.
 
-    `fresh` says that they are a copy of a template, which is of this version. If a version is not known, published
-    data count as bootstrapped.
+    `fresh` means that the data are a copy of a template of this version. If either version is unknown, published data
+    count as bootstrapped.
     """
     if control_plane.status.endpoint is None:
         return fresh
@@ -59,26 +64,26 @@ def is_bootstrapped(control_plane: ControlPlane, *, version: str | None, fresh: 
 
 
 async def check_bootstrapped(config: ClusterConfig, *, published: bool, connections: Connections | None) -> None:
-    """Wait a little until an API server has bootstrapped its data; `config` is an administrator's.
+    """Wait up to 3 s until an API server has bootstrapped its data; `config` has the administrator's credentials.
 
-    Raises ConditionError (Provisioning, or APIServerNotReady once published) while it has not.
+    Raises ConditionError on timeout: Provisioning, or APIServerNotReady if `published`.
     """
-    said = ""
+    details = ""
     try:
         async with asyncio.timeout(_PATIENCE_SECONDS), tenant_client(config, connections=connections) as client:
             while True:
                 try:
                     return await client.probe(READY)
                 except ProviderError as error:
-                    said = f": {error}"
+                    details = f": {error}"
                 await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError:
         reason = start_reason(Reason.PROVISIONING, published=published)
-        raise ConditionError(reason, f"waiting for kube-apiserver, which bootstraps its data{said}") from None
+        raise ConditionError(reason, f"waiting for kube-apiserver, which bootstraps its data{details}") from None
 
 
 async def is_unrepaired(config: ClusterConfig, *, connections: Connections | None) -> bool:
-    """Tell of an API server that is not ready whether it only waits for Services to have their addresses."""
+    """Return whether an API server that is not ready only lacks the repair of Service IPs."""
     try:
         async with asyncio.timeout(_PATIENCE_SECONDS), tenant_client(config, connections=connections) as client:
             await client.probe(_READY_BUT_UNREPAIRED)

@@ -1,4 +1,4 @@
-"""What a control plane gets from its source before its API server first starts: a protocol."""
+"""Protocol to restore keys and data of a control plane before its API server first starts."""
 
 from __future__ import annotations
 
@@ -11,25 +11,28 @@ __all__ = ["Restorer"]
 
 
 class Restorer(Protocol):
-    """Restores keys and data. Every call may be repeated, and continues where an earlier one was cut off."""
+    """Restores keys and data. Each call may be repeated, and continues an earlier call that was interrupted."""
 
     async def restore_keys(self, control_plane: ControlPlane) -> None:
-        """Have the Secret of the authorities be that of the snapshot; a clone gets others, by who asks for them.
+        """Restore the Secret of the authorities from the snapshot.
 
-        Raises ConditionError while it is not.
+        Does nothing for a clone, whose keys the caller creates. Raises ConditionError until the Secret is restored.
         """
         ...
 
     async def restore_data(
         self, control_plane: ControlPlane, *, endpoint: str, credentials: Credentials | HeldCredentials, prefix: str
     ) -> None:
-        """Have all data be below this prefix of the control plane's. Raises ConditionError while they are not."""
+        """Restore all data below this prefix of the control plane.
+
+        Raises ConditionError until the data are complete.
+        """
         ...
 
     def has_restored(self, control_plane: ControlPlane) -> bool:
-        """Tell whether `restore_data` found all data in the etcd."""
+        """Return whether `restore_data` has found all data in the etcd."""
         ...
 
     def forget(self, uid: str) -> None:
-        """Keep nothing of a control plane in memory, keys above all, until it is asked for again."""
+        """Discard the state of a control plane in memory, above all its keys, until the next call for it."""
         ...

@@ -1,6 +1,6 @@
-"""The record of the data of a control plane, which the operator compares with what is in etcd.
+"""Records of served data, which the operator compares with the data in etcd.
 
-This module imports `kplane.data`, which loads grpcio. The command reads `lost_data` without it.
+This module imports `kplane.data`, which loads grpcio. The command reads `lost_data` without grpcio.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ __all__ = ["given_up", "served_data"]
 
 
 def served_data(control_plane: ControlPlane) -> ServedData | None:
-    """Return the record of the data; None before an API server has served them, and after a user accepted the loss."""
+    """Return the record of the data that an API server has served.
+
+    Returns None if no API server has served data yet, or a user has accepted their loss.
+    """
     status = control_plane.status
     if control_plane.is_data_loss_accepted or (status.endpoint is None and status.data_identity is None):
         return None

@@ -1,4 +1,4 @@
-"""Makes a template: an API server writes what a fresh control plane has below a prefix of its own, and ends."""
+"""Makes templates: a temporary API server writes the keys of a fresh control plane below a prefix, and ends."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ from kplane.workloads import Phase, Runtime, Scheduling
 __all__ = ["MADE", "TemplateMaker", "Wanted", "left_out", "maker_user"]
 
 MADE: Final = Owner("made")
-"""Owns the prefix of a template that is complete. No user of etcd may write there any more."""
+"""Owner of complete templates. No user of etcd may write below the prefix of a complete template."""
 
 _PLACEHOLDER: Final = "00000000-0000-4000-8000-000000000000"
-"""Stands for the uid of the control plane, in the names of users."""
+"""Placeholder for the uid of the control plane in names of users."""
 _ACCOUNT: Final = f"serviceaccounts/{TENANT_NAMESPACE}/{ADMIN_ACCOUNT.name}".encode()
 _BINDING: Final = f"clusterrolebindings/{ADMIN_BINDING}".encode()
 _RETRY_SECONDS: Final = 0.5
 _STILL_SECONDS: Final = 1.0
-"""So long an API server writes nothing more once it has written everything."""
+"""Time without changes after which the API server counts as done with its initial writes."""
 _COMPLETE: Final = frozenset(
     {
         b"namespaces/default",
@@ -62,32 +62,32 @@ _COMPLETE: Final = frozenset(
         b"services/specs/default/kubernetes",
     }
 )
-"""What an API server writes some time after it says that it is ready."""
+"""Keys that an API server writes some time after it reports that it is ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the keys of a fresh control plane depend on."""
+    """Properties on which the keys of a fresh control plane depend."""
 
     version: str
-    """Of Kubernetes."""
+    """Version of Kubernetes."""
     asked: str | None
-    """The same, as the runtime is asked for it; None: the runtime's own."""
+    """Version as the runtime is asked for it; None for the runtime's own version."""
     settings: ApiServerSettings
     service_cidr: str
     scheduling: Scheduling | None = None
-    """Of the pod that makes the template; the template does not depend on it."""
+    """Scheduling of the pod that makes the template. The template does not depend on it."""
 
     @classmethod
     def of(
         cls, chosen: ControlPlaneClass | None, *, version: str, asked: str | None, service_cidr: str | None = None
     ) -> Self:
-        """Say what a control plane of a class wants."""
+        """Return the properties of new control planes of a class."""
         settings = api_server_settings(chosen)
         return cls(
             version,
             asked,
-            # All else of the settings changes no key: what is encrypted is so from its next write on.
+            # No other setting changes a key. Encryption, for example, only affects later writes.
             ApiServerSettings(extra_args=settings.extra_args),
             service_cidr or settings.service_cidr or DEFAULT_SERVICE_CIDR,
             scheduling_of(chosen),
@@ -95,7 +95,7 @@ class Wanted:
 
     @property
     def name(self) -> str:
-        """Name the template: another one for each version, and for whatever else its keys depend on."""
+        """Name of the template, distinct for each version and each other property on which keys depend."""
         arguments = bootstrap_arguments(self.settings, service_cidr=self.service_cidr)
         parts = (REVISION, self.version, *arguments)
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -103,9 +103,9 @@ class Wanted:
 
 
 def left_out(auth: AuthSpec) -> frozenset[bytes]:
-    """Return the keys of a template that are not for a control plane with this access.
+    """Return the keys of a template that a control plane with this access must not have.
 
-    Templates have what the default needs. For another administrator or role, `bootstrap` makes it.
+    Templates contain the objects of the default access. For any other administrator or role, `bootstrap` creates them.
     """
     by_certificate = auth.model is AuthModel.X509
     keys = {_ACCOUNT} if by_certificate else set()
@@ -115,7 +115,7 @@ def left_out(auth: AuthSpec) -> frozenset[bytes]:
 
 
 def maker_user(owner: Owner) -> str:
-    """Return the user of etcd that writes the keys of a template whose owner is not `MADE`."""
+    """Return the user of etcd that writes the keys of a template, before `MADE` owns it."""
     return f"template-{owner.uid}"
 
 
@@ -128,23 +128,24 @@ class TemplateMaker:
         self._access = access
 
     async def find(self, wanted: Wanted) -> Original | None:
-        """Return a template that is complete; None if there is none. Raises KeyspaceError, and TemplateFailed."""
+        """Return the complete template; None if it does not exist. Raises KeyspaceError and TemplateFailed."""
         keyspace, prefix = self._shared.keyspace, template_prefix(wanted.name)
         if await keyspace.owner(prefix) != MADE:
             return None
-        found = await keyspace.template(prefix)
-        if not found.values.keys() >= _COMPLETE:
-            # Another installation on this etcd has just deleted it.
+        template = await keyspace.template(prefix)
+        if not template.values.keys() >= _COMPLETE:
+            # Another installation on this etcd has just deleted the template.
             return None
         try:
-            return Original.of(found, placeholder=_PLACEHOLDER)
+            return Original.of(template, placeholder=_PLACEHOLDER)
         except DataError as error:
             raise TemplateFailed(f"template {wanted.name} cannot be copied: {error}") from error
 
     async def make(self, wanted: Wanted, *, host: str) -> None:
-        """Make a template beside a control plane; one that was begun before is begun again.
+        """Make a template with an API server beside control plane `host`. An unfinished template is discarded first.
 
-        `delete` ends the API server later. Raises OperatorError, PkiError, WorkloadsError and ProviderError.
+        The API server keeps running after the return, until its component is deleted. Raises OperatorError, PkiError,
+        WorkloadsError and ProviderError.
         """
         keyspace, prefix = self._shared.keyspace, template_prefix(wanted.name)
         if await self.find(wanted) is not None:
@@ -156,13 +157,13 @@ class TemplateMaker:
         try:
             await self._write(wanted, host=host, attempt=attempt)
         finally:
-            # From here on, nothing writes to the template.
+            # From here on, no user may write to the template.
             await self._access.revoke(maker_user(attempt))
         Original.of(await keyspace.template(prefix), placeholder=_PLACEHOLDER)
         await keyspace.take_over(prefix, former=attempt, owner=MADE)
 
     async def discard(self, name: str) -> None:
-        """Delete the keys of a template, whether it is complete or not. Raises KeyspaceError."""
+        """Delete the keys of a template, complete or not. Raises KeyspaceError."""
         keyspace, prefix = self._shared.keyspace, template_prefix(name)
         owner = await keyspace.owner(prefix)
         if owner is None:
@@ -174,7 +175,7 @@ class TemplateMaker:
     async def _write(self, wanted: Wanted, *, host: str, attempt: Owner) -> None:
         name, prefix, user = template_name(host), template_prefix(wanted.name), maker_user(attempt)
         address = await self._runtime.reserve(name, ports=API_SERVER_PORTS)
-        # No control plane trusts these: they end with the API server.
+        # No control plane trusts these authorities, and they are discarded with the API server.
         authorities = TenantAuthorities.create("template")
         certificates = TenantCertificates.renewed(
             None,
@@ -220,7 +221,7 @@ class TemplateMaker:
         await self._complete(prefix)
 
     async def _bootstrap(self, client: Client, *, name: str) -> None:
-        """Make in the API server what kplane puts into a control plane. Raises as `_ready` does."""
+        """Create the objects that kplane puts into each control plane. Raises as `_ready` does."""
         while True:
             await self._ready(name)
             try:
@@ -232,19 +233,19 @@ class TemplateMaker:
                     owner=_PLACEHOLDER,
                 )
             except Unreachable:
-                # A Service leads to its pod some time after the pod is ready.
+                # A Service routes to its pod some time after the pod is ready.
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _ready(self, name: str) -> None:
-        """Wait until the API server is ready. Raises TemplateFailed if it ends, or has no program."""
+        """Wait until the API server is ready. Raises TemplateFailed if it ends, or its program is unobtainable."""
         changed, seen = asyncio.Event(), False
         unsubscribe = self._runtime.subscribe(lambda other: changed.set() if other == name else None)
         try:
             while (state := self._runtime.state(name)).phase is not Phase.READY:
                 gone = state.phase in {Phase.ABSENT, Phase.STOPPING} and seen
                 if gone or state.unobtainable or state.phase in {Phase.BACKOFF, Phase.ENDED}:
-                    told = f": {state.message}" if state.message else ""
-                    raise TemplateFailed(f"its kube-apiserver is {state.phase}{told}")
+                    details = f": {state.message}" if state.message else ""
+                    raise TemplateFailed(f"its kube-apiserver is {state.phase}{details}")
                 seen = seen or state.phase is not Phase.ABSENT
                 await changed.wait()
                 changed.clear()
@@ -252,11 +253,11 @@ class TemplateMaker:
             unsubscribe()
 
     async def _complete(self, prefix: str) -> None:
-        """Wait until the API server has written everything, and writes nothing more."""
-        known = None
+        """Wait until all initial keys exist, and none has changed for a second."""
+        previous = None
         while True:
-            found = await self._shared.keyspace.template(prefix)
-            if found.values == known and found.values.keys() >= _COMPLETE:
+            template = await self._shared.keyspace.template(prefix)
+            if template.values == previous and template.values.keys() >= _COMPLETE:
                 return
-            known = found.values
+            previous = template.values
             await asyncio.sleep(_STILL_SECONDS)

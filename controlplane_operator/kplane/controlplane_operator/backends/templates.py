@@ -1,7 +1,7 @@
-"""Templates of virtual control planes: found or made for those that wait for one, and collected when out of use.
+"""Templates of virtual control planes: made on request, and deleted when no class or control plane needs them.
 
-A template is one for each version of Kubernetes, and for each of the other things that a fresh control plane depends
-on. It lies in the shared etcd, and new control planes are copies of it.
+Each version of Kubernetes has its own template, and so does each combination of the other properties of a fresh control
+plane. Templates are in the shared etcd, and new control planes are copies of them.
 """
 
 from __future__ import annotations
@@ -38,30 +38,33 @@ __all__ = ["Templates"]
 _log: Final = logging.getLogger(__name__)
 
 _MAKING_SECONDS: Final = 120.0
-"""How long one template may take; a bootstrap on a busy machine takes a tenth of it."""
+"""Timeout in seconds to make a template; a bootstrap on a busy machine takes a tenth of it."""
 _PATIENCE_SECONDS: Final = 180.0
-"""How long a control plane waits, also if other templates come first."""
+"""Maximum wait of a control plane in seconds, even if other templates come first."""
 _AGAIN_SECONDS: Final = 300.0
-"""How long control planes are bootstrapped the ordinary way after a failure."""
+"""Time in seconds after a failure in which control planes are bootstrapped without a template."""
 _PERIOD_SECONDS: Final = 600.0
-"""How often old templates are collected; not at once, because what uses them may not be known yet."""
+"""Interval in seconds of the collection of old templates.
+
+The first collection waits that long too, because users of a template may not be in the cache yet.
+"""
 _ENDING_SECONDS: Final = 5.0
-"""How often the operator looks after the API server of a template that takes longer to end."""
+"""Interval in seconds of further attempts to end the API server of a template."""
 
 
 @dataclass(slots=True)
 class _Asked:
-    """A template that control planes wait for."""
+    """Template that control planes wait for."""
 
     wanted: Wanted
     host: str
-    """The control plane that asked first."""
+    """Control plane that requested the template first."""
     since: float = field(default_factory=time.monotonic)
     waiting: set[str] = field(default_factory=set)
 
 
 class Templates:
-    """The templates of one operator: only the one that leads makes and collects any."""
+    """Templates of one operator. Only the leading operator makes and deletes templates."""
 
     def __init__(
         self,
@@ -73,9 +76,10 @@ class Templates:
         makers: set[str],
         copied: Callable[[str, Usage], None] = lambda _uid, _usage: None,
     ) -> None:
-        """`makers` has the components that make templates now, also those of other data stores.
+        """Create the manager; `makers` has the components that make templates now, also in other data stores.
 
-        `copied` is told the uid of a control plane whose keys are a copy, and how much they are."""
+        `copied` is called with the uid of a control plane whose keys are a copy, and their size.
+        """
         self._context = context
         self._told = copied
         self._runtime = runtime
@@ -85,9 +89,9 @@ class Templates:
         self._known: dict[str, Original] = {}
         self._asked: dict[str, _Asked] = {}
         self._failed: dict[str, tuple[float, str]] = {}
-        """Maps the name of a template that could not be made to the time of the next attempt, and why."""
+        """Time of the next attempt and cause of the failure, by name of a failed template."""
         self._copies: dict[str, bool] = {}
-        """Which control planes that are not published yet are copies, by uid."""
+        """Whether each control plane is a copy, by uid, until it is published."""
         self._news = asyncio.Event()
 
     async def copy(
@@ -100,19 +104,20 @@ class Templates:
         plan: ApiServerPlan,
         service_cidr: str,
     ) -> bool:
-        """Have the keys of a new control plane be a copy; False if it has data, or starts with none.
+        """Copy the keys of a new control plane from a template; return whether its keys are a copy.
 
-        That is decided once, before its user of etcd gets rights: from then on its API server may write there. Raises
-        ConditionError (Provisioning) while the template is being made, and KeyspaceError.
+        Returns False if the control plane has data, or starts without a template. The decision is final, and precedes
+        the grant of rights to its user in etcd: from then on, its API server may write keys. Raises ConditionError
+        (Provisioning) while the template is being made, and KeyspaceError.
         """
-        if (known := self._copies.get(owner.uid)) is not None:
-            return known
+        if (decision := self._copies.get(owner.uid)) is not None:
+            return decision
         keyspace = self._shared.keyspace
         original = None
         if not await keyspace.has_user(user) and await keyspace.lacks_data(prefix, owner=owner):
             original = await self.find(control_plane, plan=plan, service_cidr=service_cidr)
             if original is None:
-                # Its API server begins with no keys, and not with a part of a copy.
+                # The API server must begin without keys, not with a part of a copy.
                 await keyspace.discard_unfinished(prefix, owner=owner)
         if original is not None:
             auth = plan.chosen.spec.auth if plan.chosen is not None else AuthSpec()
@@ -126,22 +131,23 @@ class Templates:
         return copied
 
     def forget(self, uid: str) -> None:
-        """Forget whether the control plane with this uid is a copy: it is published, or gone."""
+        """Discard whether the control plane with this uid is a copy, because it is published or gone."""
         self._copies.pop(uid, None)
 
     async def find(self, control_plane: ControlPlane, *, plan: ApiServerPlan, service_cidr: str) -> Original | None:
-        """Return the template for a new control plane; None if there is none to be had, which an Event says.
+        """Return the template for a new control plane; None if no template can be made, with a warning Event.
 
-        Raises ConditionError (Provisioning) while it is being made, and KeyspaceError.
+        Also returns None if the version of the runtime is unknown. Raises ConditionError (Provisioning) while the
+        template is being made, and KeyspaceError.
         """
         version = plan.version or await self._own_version()
         if version is None:
             return None
-        wanted = Wanted.of(plan.chosen, version=version, asked=plan.version, service_cidr=service_cidr)
+        properties = Wanted.of(plan.chosen, version=version, asked=plan.version, service_cidr=service_cidr)
         try:
-            found = self._known.get(wanted.name) or await self._maker.find(wanted)
-            if found is None:
-                self._wait(control_plane, wanted=wanted)
+            template = self._known.get(properties.name) or await self._maker.find(properties)
+            if template is None:
+                self._wait(control_plane, wanted=properties)
         except TemplateFailed as error:
             self._context.events.record(
                 control_plane,
@@ -150,11 +156,11 @@ class Templates:
                 warning=True,
             )
             return None
-        self._known[wanted.name] = found
-        return found
+        self._known[properties.name] = template
+        return template
 
     async def run(self) -> NoReturn:
-        """Make what is asked for, one template after the other, until cancelled; collect what is out of use."""
+        """Make requested templates, one after the other, and delete unused templates, until cancelled."""
         await self._runtime.synced()
         due = time.monotonic() + jittered(_PERIOD_SECONDS)
         while True:
@@ -171,25 +177,30 @@ class Templates:
                         await self._news.wait()
 
     async def collect(self) -> list[str]:
-        """Delete templates that no class and no control plane asks for; returns their names. Raises OperatorError."""
-        used, asked = await self._used(), set(self._asked)
+        """Delete templates that no class and no control plane requests; return their names. Raises OperatorError."""
+        used, requested = await self._used(), set(self._asked)
         templates = await self._shared.keyspace.templates()
-        # One that is not complete, and is not asked for any more, was given up.
-        unused = [name for name, owner in templates.items() if name not in (used if owner == MADE else asked) | asked]
+        # An incomplete template without a request was abandoned.
+        unused = [
+            name for name, owner in templates.items() if name not in (used if owner == MADE else requested) | requested
+        ]
         for name in unused:
             await self._maker.discard(name)
             self._known.pop(name, None)
         return unused
 
     def _wait(self, control_plane: ControlPlane, *, wanted: Wanted) -> NoReturn:
-        """Ask for a template, and raise ConditionError; raises TemplateFailed if it is not to be had."""
+        """Request a template, and raise ConditionError (Provisioning).
+
+        Raises TemplateFailed if the template failed less than 300 s ago, or the request is older than 180 s.
+        """
         until, why = self._failed.get(wanted.name, (0.0, ""))
         if time.monotonic() < until:
             raise TemplateFailed(why)
-        asked = self._asked.setdefault(wanted.name, _Asked(wanted, control_plane.name))
-        if time.monotonic() - asked.since > _PATIENCE_SECONDS:
+        request = self._asked.setdefault(wanted.name, _Asked(wanted, control_plane.name))
+        if time.monotonic() - request.since > _PATIENCE_SECONDS:
             raise TemplateFailed(f"it is not there after {_PATIENCE_SECONDS:.0f} s")
-        asked.waiting.add(control_plane.name)
+        request.waiting.add(control_plane.name)
         self._news.set()
         raise ConditionError(
             Reason.PROVISIONING,
@@ -197,11 +208,11 @@ class Templates:
         )
 
     async def _make(self, name: str) -> None:
-        asked = self._asked[name]
-        self._makers.add(maker := template_name(asked.host))
+        request = self._asked[name]
+        self._makers.add(maker := template_name(request.host))
         try:
             async with asyncio.timeout(_MAKING_SECONDS):
-                await self._maker.make(asked.wanted, host=asked.host)
+                await self._maker.make(request.wanted, host=request.host)
         except (OperatorError, PkiError, WorkloadsError, ProviderError, DataError, TimeoutError) as error:
             why = str(error) or f"it took more than {_MAKING_SECONDS:.0f} s"
             self._failed[name] = time.monotonic() + _AGAIN_SECONDS, why
@@ -212,12 +223,11 @@ class Templates:
         finally:
             self._makers.discard(maker)
             del self._asked[name]
-            for waiting in asked.waiting:
-                self._context.queues.control_planes.add(("", waiting))
+            for control_plane in request.waiting:
+                self._context.queues.control_planes.add(("", control_plane))
 
     async def _end_makers(self) -> bool:
-        """End the API servers of templates, also those that an operator before this one has left; tell whether all
-        ended."""
+        """Delete the API servers of templates, also those of an earlier operator; return whether all have ended."""
         ended = True
         for component in self._runtime.names():
             if makes_template(component) and component not in self._makers:
@@ -236,18 +246,18 @@ class Templates:
             _log.warning("failed to collect templates that are out of use: %s", error)
 
     async def _used(self) -> set[str]:
-        """Return the names of the templates that a new control plane could ask for."""
+        """Return the names of the templates that a new control plane could request."""
         classes: list[ControlPlaneClass | None] = [None]
         for obj in self._context.stores.classes:
             with contextlib.suppress(ValidationError):
                 classes.append(ControlPlaneClass.model_validate(obj))
-        asked = {obj["spec"].get("version") for obj in self._context.stores.control_planes}
-        asked |= {chosen.spec.version for chosen in classes if chosen is not None}
-        versions = {str(version).removeprefix("v") for version in asked if version}
+        versions_asked = {obj["spec"].get("version") for obj in self._context.stores.control_planes}
+        versions_asked |= {named_class.spec.version for named_class in classes if named_class is not None}
+        versions = {str(version).removeprefix("v") for version in versions_asked if version}
         own = await self._own_version()
         return {
-            Wanted.of(chosen, version=version, asked=None).name
-            for chosen in classes
+            Wanted.of(named_class, version=version, asked=None).name
+            for named_class in classes
             for version in versions | ({own} if own is not None else set())
         }
 

@@ -1,4 +1,4 @@
-"""Which version of Kubernetes a control plane may have, after the one that it runs."""
+"""Versions of Kubernetes that a control plane may have, given the version that it runs."""
 
 from __future__ import annotations
 
@@ -38,15 +38,18 @@ __all__ = [
 ]
 
 OLDEST: Final = KubernetesVersion(1, 34, 0)
-"""Before, kube-apiserver does not read the configuration of authentication that it gets here (KEP-3331, v1)."""
+"""Oldest supported version.
+
+An older kube-apiserver does not read kplane's AuthenticationConfiguration (KEP-3331, v1).
+"""
 
 
 def why_not(wanted: KubernetesVersion, *, running: KubernetesVersion | None, patches_back: bool = False) -> str | None:
-    """Say in a sentence why `wanted` is refused; None where it is not. `running` is what the API server reports.
+    """Return why `wanted` is refused, as a sentence; None if it is accepted. `running` is the reported version.
 
-    An API server may have stored objects in versions that an older one does not know, and every minor version may drop
-    what the one before had only deprecated: https://kubernetes.io/releases/version-skew-policy/ has upgrades step by
-    step. `patches_back` lets an older patch of the same minor version pass.
+    An older API server may not know object versions that a newer one has stored. Each minor version may drop features
+    that the previous version deprecated, so https://kubernetes.io/releases/version-skew-policy/ demands upgrades step
+    by step. `patches_back` accepts an older patch release of the same minor version.
     """
     if wanted < OLDEST:
         return f"version {wanted} is older than {OLDEST}, which kplane needs; set spec.version to that or newer"
@@ -68,20 +71,20 @@ def why_not(wanted: KubernetesVersion, *, running: KubernetesVersion | None, pat
 
 @dataclass(frozen=True, slots=True)
 class ApiServerPlan:
-    """What is asked of the runtime."""
+    """Settings that the runtime is asked for."""
 
     version: str | None
-    """None: the runtime's own."""
+    """Version for the runtime; None for the runtime's own version."""
     resources: Resources
     asked: KubernetesVersion | None = None
-    """The version that spec or class ask for, and that is allowed."""
+    """Accepted version of spec or class; None if both leave the version to the operator, or the version was refused."""
     refused: VersionLag | None = None
-    """Why the API server stays what it is."""
+    """Reason why the API server keeps its version; None if it does not."""
     chosen: ControlPlaneClass | None = None
-    """The class that it follows in everything else."""
+    """Class that the API server follows in all other settings."""
 
     def lag(self, state: ComponentState) -> VersionLag | None:
-        """Say in what the API server, whose state this is, is not what the control plane asks for."""
+        """Return how the API server with this state differs from the request; None if it does not."""
         if self.refused is not None or not state.rolling:
             return self.refused
         if state.failing:
@@ -97,17 +100,17 @@ class ApiServerPlan:
 
 
 class ApiServerPlanner:
-    """Makes the plans."""
+    """Makes the plans of API servers."""
 
     def __init__(self, context: OperatorContext, *, runtime: Runtime) -> None:
         self._context = context
         self._runtime = runtime
 
     async def plan(self, control_plane: ControlPlane) -> ApiServerPlan:
-        """Decide what the control plane's API server is to be.
+        """Return the plan of the control plane's API server.
 
-        One that runs already, and must not or cannot become what is wanted, is planned as it is. Raises ConditionError
-        where there is none yet: VersionNotAllowed, VersionNotAvailable.
+        If a running API server must not or cannot change to the requested version, the plan keeps its version. Raises
+        ConditionError before the first start: VersionNotAllowed or VersionNotAvailable.
         """
         chosen = class_in_force(control_plane, classes=self._context.stores.classes).chosen
         if control_plane.status.endpoint is None:
@@ -115,28 +118,28 @@ class ApiServerPlanner:
         return replace(await self._plan(control_plane, chosen=chosen), chosen=chosen)
 
     async def _check_source(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> None:
-        """Raise ConditionError (VersionNotAllowed) if the data that it begins with are of a later minor version."""
+        """Raise ConditionError (VersionNotAllowed) if the control plane starts from data of a later minor version."""
         restore = control_plane.status.restore
         written = KubernetesVersion.parse(restore.kubernetes_version) if restore is not None else None
         if written is None:
             return
-        wanted = KubernetesVersion.parse(_asked(control_plane, chosen=chosen)) or await self._own()
-        if wanted is not None and wanted.minors_after(written) < 0:
+        target = KubernetesVersion.parse(_asked(control_plane, chosen=chosen)) or await self._own()
+        if target is not None and target.minors_after(written) < 0:
             raise ConditionError(
                 Reason.VERSION_NOT_ALLOWED,
-                f"the data of spec.source are of version {written}, and kube-apiserver {wanted} may not be able to read"
+                f"the data of spec.source are of version {written}, and kube-apiserver {target} may not be able to read"
                 f" them; set spec.version to {written} or newer",
             )
 
     async def _plan(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> ApiServerPlan:
         resources = resources_of(control_plane, chosen=chosen)
         running = KubernetesVersion.parse(control_plane.status.version)
-        wanted = KubernetesVersion.parse(_asked(control_plane, chosen=chosen))
-        if wanted is None:
+        desired = KubernetesVersion.parse(_asked(control_plane, chosen=chosen))
+        if desired is None:
             return await self._default(control_plane, running=running, resources=resources)
-        refused = await self._refused(wanted, running=running)
+        refused = await self._refused(desired, running=running)
         if refused is None:
-            return ApiServerPlan(await self._version(wanted), resources, asked=wanted)
+            return ApiServerPlan(await self._version(desired), resources, asked=desired)
         if running is None and control_plane.status.endpoint is None:
             raise ConditionError(refused.reason, refused.message)
         present = self._runtime.state(apiserver_name(control_plane.name, slot=control_plane.home.slot))
@@ -148,21 +151,19 @@ class ApiServerPlanner:
         if not_allowed := why_not(wanted, running=running):
             return VersionLag(Reason.VERSION_NOT_ALLOWED, not_allowed)
         try:
-            lacking = await self._runtime.lacks(API_SERVER, version=str(wanted))
+            cause = await self._runtime.lacks(API_SERVER, version=str(wanted))
         except RuntimeFailure as error:
-            lacking = str(error)
-        return (
-            VersionLag(Reason.VERSION_NOT_AVAILABLE, f"version {wanted} cannot be had: {lacking}") if lacking else None
-        )
+            cause = str(error)
+        return VersionLag(Reason.VERSION_NOT_AVAILABLE, f"version {wanted} cannot be had: {cause}") if cause else None
 
     async def _default(
         self, control_plane: ControlPlane, *, running: KubernetesVersion | None, resources: Resources
     ) -> ApiServerPlan:
-        """Plan the operator's own version, which moves with the operator: what it would spoil stays behind."""
+        """Plan the operator's own version, which changes with the operator, unless that version is refused."""
         present = KubernetesVersion.parse(
             self._runtime.state(apiserver_name(control_plane.name, slot=control_plane.home.slot)).version
         )
-        # Images may have a numbering of their own: tags are believed where the present one says what it reports.
+        # Images may have their own numbering. Tags count only if the present tag equals the reported version.
         own = await self._own() if present is not None and present == running else None
         not_allowed = why_not(own, running=running, patches_back=True) if own is not None else None
         if not_allowed is None:
@@ -171,7 +172,9 @@ class ApiServerPlanner:
         return ApiServerPlan(await self._held(present), resources, refused=refused)
 
     async def _held(self, version: KubernetesVersion | None) -> str | None:
-        """Return what keeps an API server in its version; None where the runtime has but one, or it is not known."""
+        """Return the version that keeps an API server as it is; None if the runtime lacks that version, or it is
+        unknown.
+        """
         try:
             if version is None or await self._runtime.lacks(API_SERVER, version=str(version)):
                 return None
@@ -180,7 +183,7 @@ class ApiServerPlanner:
         return await self._version(version)
 
     async def _version(self, version: KubernetesVersion) -> str | None:
-        """Return what is asked of the runtime: nothing where it is its own version anyway."""
+        """Return the version for the runtime; None if it is the runtime's own version anyway."""
         return None if version == await self._own() else str(version)
 
     async def _own(self) -> KubernetesVersion | None:
@@ -193,9 +196,9 @@ class ApiServerPlanner:
 def with_up_to_date(
     conditions: Iterable[Condition], *, of: ControlPlane, provision: Provision, version: str
 ) -> list[Condition]:
-    """Return the conditions with UpToDate=False where the API server is not what is asked for, and without it if it is.
+    """Return the conditions with UpToDate=False if the API server differs from the request, and without it otherwise.
 
-    `version` is what the API server reports.
+    `version` is the version that the API server reports.
     """
     lag = provision.lag or _differs(provision.asked, version=version)
     if lag is None:
@@ -214,9 +217,9 @@ def _differs(asked: KubernetesVersion | None, *, version: str) -> VersionLag | N
 
 
 def resources_of(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Resources:
-    """Return the resources of the API server. Defaults give way to what is set: no request exceeds its limit."""
-    given = _resources_asked(control_plane, chosen=chosen) or ComputeResources()
-    requests, limits = given.requests, given.limits
+    """Return the resources of the API server. Defaults are adjusted so that no request exceeds its limit."""
+    desired = _resources_asked(control_plane, chosen=chosen) or ComputeResources()
+    requests, limits = desired.requests, desired.limits
     default = API_SERVER_RESOURCES
     cpu_limit, memory_limit = (limits.cpu, limits.memory) if limits is not None else (None, None)
     cpu, memory = (requests.cpu, requests.memory) if requests is not None else (None, None)
@@ -231,7 +234,7 @@ def resources_of(control_plane: ControlPlane, *, chosen: ControlPlaneClass | Non
 
 
 def not_held_to(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None, runtime: Runtime) -> list[str]:
-    """Say, in sentences, which settings of the API server are accepted and have no effect."""
+    """Return a sentence for each setting of the API server that is accepted without effect."""
     if control_plane.spec.endpoint_ref is not None:
         return _not_for_others(chosen)
     return [
@@ -241,31 +244,31 @@ def not_held_to(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None
 
 
 def _not_for_gateway(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> list[str]:
-    """Say, in sentences, what does not count for the addresses that are asked for."""
-    told = []
-    asked = asked_policy(control_plane, chosen=chosen)
-    if control_plane.spec.endpoint_style is not None and asked is EndpointPolicy.OWN:
-        told.append("spec.endpointStyle has no effect: the endpointPolicy in force is Own")
+    """Return a sentence for each setting without effect on the requested addresses."""
+    sentences = []
+    policy = asked_policy(control_plane, chosen=chosen)
+    if control_plane.spec.endpoint_style is not None and policy is EndpointPolicy.OWN:
+        sentences.append("spec.endpointStyle has no effect: the endpointPolicy in force is Own")
     if chosen is not None and chosen.spec.limits is not None and wants_host_name(control_plane, chosen=chosen):
         why = "with endpointStyle HostName, the gateway does not see requests"
-        told.append(f"limits of ControlPlaneClass {chosen.name} are not acted on: {why}")
-    return told
+        sentences.append(f"limits of ControlPlaneClass {chosen.name} are not acted on: {why}")
+    return sentences
 
 
 def _not_for_processes(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None, runtime: Runtime) -> list[str]:
-    """Say, in sentences, what only counts for pods."""
+    """Return a sentence about settings that only apply to pods; empty if API servers are pods."""
     if runtime.runs_pods:
         return []
-    said = ["resources"] if _resources_asked(control_plane, chosen=chosen) is not None else []
-    said += ["dedicated.volume"] if control_plane.home.volume is not None else []
-    said += [name for name in ("pods", "service") if chosen is not None and getattr(chosen.spec, name) is not None]
-    if not said:
+    settings = ["resources"] if _resources_asked(control_plane, chosen=chosen) is not None else []
+    settings += ["dedicated.volume"] if control_plane.home.volume is not None else []
+    settings += [name for name in ("pods", "service") if chosen is not None and getattr(chosen.spec, name) is not None]
+    if not settings:
         return []
-    return [f"{' and '.join(said)} are not acted on: this operator runs API servers as processes, not as pods"]
+    return [f"{' and '.join(settings)} are not acted on: this operator runs API servers as processes, not as pods"]
 
 
 def _not_for_others(chosen: ControlPlaneClass | None) -> list[str]:
-    """Say, in sentences, what of a class does not count for an API server that kplane does not run."""
+    """Return a sentence about settings of a class that do not apply to an API server outside kplane."""
     if chosen is None:
         return []
     spec = chosen.spec
@@ -280,10 +283,10 @@ def _not_for_others(chosen: ControlPlaneClass | None) -> list[str]:
         "endpointStyle": spec.endpoint_style,
         "virtual": spec.virtual,
     }
-    said = [name for name, value in fields.items() if value]
-    if not said:
+    names = [name for name, value in fields.items() if value]
+    if not names:
         return []
-    what = f"{' and '.join(said)} of ControlPlaneClass {chosen.name}"
+    what = f"{' and '.join(names)} of ControlPlaneClass {chosen.name}"
     return [f"{what} are not acted on: kplane does not run the API server at spec.endpointRef"]
 
 

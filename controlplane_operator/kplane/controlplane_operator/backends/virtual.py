@@ -1,4 +1,4 @@
-"""Control planes of mode Virtual: a kube-apiserver each, on an etcd that all share, below a key prefix each."""
+"""Backend of control planes of mode Virtual: each has its own kube-apiserver and key prefix in a shared etcd."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ __all__ = ["VirtualProvisioner"]
 
 @dataclass(frozen=True, slots=True)
 class _Etcd:
-    """The shared etcd, and what works on it."""
+    """Shared etcd, with its background tasks."""
 
     shared: SharedEtcd
     access: AccessControl
@@ -60,7 +60,7 @@ class _Etcd:
 
 
 class VirtualProvisioner:
-    """Runs API servers on the shared etcd."""
+    """Runs API servers on a shared etcd."""
 
     def __init__(
         self,
@@ -74,9 +74,10 @@ class VirtualProvisioner:
         without: ConditionError | None = None,
         makers: set[str] | None = None,
     ) -> None:
-        """`data_store` is what homes call the etcd: None is the name of the first one.
+        """Create the backend; `data_store` is the name of the etcd in homes, None for the first one.
 
-        `without` is raised where there is no etcd. `makers` has the components that make templates now, in any etcd.
+        If there is no etcd, operations raise `without`. `makers` has the components that make templates now, in any
+        etcd.
         """
         self._makers = makers if makers is not None else set()
         self._context = context
@@ -109,13 +110,14 @@ class VirtualProvisioner:
         )
 
     def problem(self) -> str | None:
-        """Say what the last check found wrong with the shared etcd, for /readyz."""
+        """Return the problem that the last check of the shared etcd found, for /readyz; None if there is none."""
         return (self._etcd.health.problem or self._etcd.access.problem) if self._etcd is not None else None
 
     async def run(self) -> None:
-        """Check the shared etcd, keep its access control as it has to be, measure tenants, and make templates.
+        """Check the shared etcd, repair its access control, measure tenants, and make templates, until cancelled.
 
-        Returns when cancelled only.
+        Also disarms the alarm NOSPACE, and promotes learners if the etcd runs in this cluster. Returns at once if there
+        is no shared etcd.
         """
         if self._etcd is None:
             return
@@ -127,17 +129,17 @@ class VirtualProvisioner:
                 group.create_task(LearnerPromoter(self._etcd.shared).run())
 
     def address(self, control_plane: ControlPlane) -> str | None:
-        """All share one etcd, and each has a path of it."""
-        # As written down before anything was made: the spec may have been edited a moment earlier.
+        """Return the address of the control plane's path in etcd, which no other control plane may use."""
+        # Use the recorded path, because the spec may have been edited a moment earlier.
         return etcd_address(control_plane.status.cluster_path or control_plane.cluster_path)
 
     async def ensure(self, control_plane: ControlPlane, *, writes: bool = True) -> Provision:
-        """Grant the key prefix and have the API server run."""
+        """Grant the key prefix to the control plane's user, and run the API server."""
         etcd = self._required()
         prefix, user = key_prefix(control_plane.cluster_path), etcd_user(control_plane.metadata.uid)
         published = control_plane.status.endpoint is not None
         ground, fresh = await self._prepare(control_plane)
-        # The identity of data that come from another home comes with the last of them.
+        # A migration copies the identity of the data last. Until then, the data of this home have none.
         identity = await self._identify(control_plane) if writes else None
         with start_errors(published=published):
             await etcd.access.grant(user, prefix=prefix, owner=owner_of(control_plane), read_only=not writes)
@@ -153,12 +155,12 @@ class VirtualProvisioner:
                 etcd_prefix=prefix.rstrip("/"),
                 etcd_shared=True,
             )
-        found = await self._api_servers.provision(control_plane, ground=ground, fresh=fresh, writes=writes)
+        provision = await self._api_servers.provision(control_plane, ground=ground, fresh=fresh, writes=writes)
         accounts = self._accounts(control_plane, plan=ground.plan)
-        return replace(found, fresh=fresh, account_uid=accounts, data_identity=identity)
+        return replace(provision, fresh=fresh, account_uid=accounts, data_identity=identity)
 
     async def prepare_home(self, control_plane: ControlPlane, *, begins_at: int | None, new: bool) -> None:
-        """Claim the prefix, and have the revision of the shared etcd exceed `begins_at`."""
+        """Claim the prefix, and raise the revision of the shared etcd above `begins_at`."""
         etcd = self._required()
         if new:
             with runtime_errors(Reason.MIGRATING):
@@ -171,16 +173,16 @@ class VirtualProvisioner:
 
     @contextlib.asynccontextmanager
     async def connect(self, control_plane: ControlPlane) -> AsyncIterator[Place]:
-        """Connect to the prefix as the etcd's administrator; what is written compares who owns it."""
+        """Connect to the prefix as administrator of the etcd; each write is conditional on the owner of the prefix."""
         shared, prefix = self._required().shared, prefix_of(control_plane)
         with runtime_errors(Reason.MIGRATING):
             credentials = Credentials.in_directory(shared.keyspace.credentials)
-        # Of its own: a copy does not delay what reconciles wait for.
+        # A separate connection, so that a copy does not delay calls of reconcilers.
         async with Client(shared.endpoint, credentials=credentials, receive_at_most=LARGEST_ANSWER) as client:
             yield Place(client, prefix, only_if=(owned_by(prefix, owner_of(control_plane)),))
 
     async def set_writable(self, control_plane: ControlPlane, *, writable: bool) -> None:
-        """Let its user in etcd write, or only read."""
+        """Grant the control plane's user in etcd the right to write, or only to read."""
         with runtime_errors(Reason.MIGRATING):
             await self._required().access.grant(
                 etcd_user(control_plane.metadata.uid),
@@ -190,19 +192,20 @@ class VirtualProvisioner:
             )
 
     async def seal(self, control_plane: ControlPlane) -> None:
-        """Take its user in etcd away; the next start of an API server makes it again."""
+        """Delete the control plane's user in etcd; the next start of an API server creates the user again."""
         with runtime_errors(Reason.MIGRATING):
             await self._required().access.revoke(etcd_user(control_plane.metadata.uid))
 
     async def retire(self, control_plane: ControlPlane) -> None:
-        """End the API server."""
+        """Delete the API server."""
         with runtime_errors(Reason.MIGRATING):
             await self._api_servers.delete(control_plane)
 
     async def hibernate(self, control_plane: ControlPlane) -> Provision | None:
-        """End the API server, and have everything in place that one needs. None: one has to run first.
+        """Stop the API server, and prepare everything that the next API server needs.
 
-        A control plane that begins as a copy of a template needs none to be published.
+        Returns None if an API server has to run first. For a publication, a copy of a template needs no API server.
+        Raises ConditionError (SleepFailed) if the API server cannot be stopped.
         """
         etcd = self._required()
         published = control_plane.status.endpoint is not None
@@ -214,7 +217,7 @@ class VirtualProvisioner:
                     return None
         with runtime_errors(Reason.SLEEP_FAILED) if published else start_errors(published=False):
             begins = published and not is_true(control_plane.status.conditions, HIBERNATED)
-            # A runtime may not have seen yet what it started a moment ago.
+            # The runtime may not report yet a component that it started a moment ago.
             if begins or self._api_servers.phase(control_plane) is not Phase.ABSENT:
                 await self._api_servers.stop(control_plane)
         etcd.access.forget(etcd_user(control_plane.metadata.uid))
@@ -227,11 +230,14 @@ class VirtualProvisioner:
         )
 
     def is_ending(self, control_plane: ControlPlane) -> bool:
-        """Tell whether the end of the API server has begun."""
+        """Return whether the API server is stopping or absent."""
         return self._api_servers.phase(control_plane) in {Phase.STOPPING, Phase.ABSENT}
 
     async def needs_api_server(self, control_plane: ControlPlane) -> str | None:
-        """Say in a clause why the API server has to run at all times; None if it need not. Raises KeyspaceError."""
+        """Return the reason, as a clause, why the API server has to run at all times; None if it may sleep.
+
+        Raises KeyspaceError.
+        """
         plan = await self._planner.plan(control_plane)
         if not takes_our_tokens(plan.chosen):
             return "flags of its class decide about tokens, so that only its API server can issue them"
@@ -247,14 +253,14 @@ class VirtualProvisioner:
         return None
 
     async def _prepare(self, control_plane: ControlPlane) -> tuple[Ground, bool]:
-        """Have everything in place that an API server needs: prefix, keys, address and certificates.
+        """Prepare the prefix, keys, address and certificates of the API server.
 
-        Tell besides whether its keys are a copy that was made for it.
+        Also returns whether the keys are a copy of a template made for this control plane.
         """
         etcd = self._required()
         published = control_plane.status.endpoint is not None
         if not published:
-            # Those that run keep running: an end of them would keep tenants apart no better.
+            # Running control planes continue, because to stop them would isolate tenants no better.
             with start_errors(published=False):
                 await self._check_version(etcd.shared)
         await etcd.claims.claim(control_plane)
@@ -282,9 +288,11 @@ class VirtualProvisioner:
             return ground, fresh
 
     async def _identify(self, control_plane: ControlPlane) -> str | None:
-        """Return the identity of the data; None if etcd does not answer and the API server runs on data with one.
+        """Return the identity of the data; None if etcd does not answer while the published API server is ready.
 
-        Raises ConditionError (DataLost) after the end of the API server if the data are not those that were served.
+        If the data are not the served ones, stops the API server and raises ConditionError (DataLost). Raises
+        ConditionError (EtcdUnavailable, or APIServerNotReady once published) if etcd does not answer and the API server
+        is not ready.
         """
         published, phase = control_plane.status.endpoint is not None, self._api_servers.phase(control_plane)
         with start_errors(published=published):
@@ -298,7 +306,8 @@ class VirtualProvisioner:
             except PrefixLost as error:
                 if phase is not Phase.ABSENT:
                     await self._api_servers.stop(control_plane)
-                # Whatever took the data may have taken the owner key. A claim of the next pass writes it again.
+                # The owner key may be lost with the data. After this call, the next pass claims the prefix, which
+                # writes the key.
                 self._required().access.forget(etcd_user(control_plane.metadata.uid))
                 raise data_lost(control_plane, told=str(error)) from error
             except KeyspaceError:
@@ -307,56 +316,59 @@ class VirtualProvisioner:
                 return None
 
     def _accounts(self, control_plane: ControlPlane, *, plan: ApiServerPlan) -> AccountUid | None:
-        """Return what reads the uids of ServiceAccounts, if tokens that kplane signs for them are good."""
+        """Return the reader of ServiceAccount uids; None if the API server does not accept tokens that kplane signs."""
         return partial(self._account_uid, prefix_of(control_plane)) if takes_our_tokens(plan.chosen) else None
 
     async def _version(self, plan: ApiServerPlan) -> str:
-        """Return the version that an API server of this plan will report, as far as that is known before it runs."""
+        """Return the version that an API server of this plan will report; "unknown" if the runtime cannot tell."""
         version = plan.version or await self._runtime.version(API_SERVER)
         return f"v{version.removeprefix('v')}" if version is not None else "unknown"
 
     async def has_data(self, control_plane: ControlPlane) -> bool:
-        """Tell whether there are keys of the control plane; there are none without a shared etcd."""
+        """Return whether the control plane has keys; False without a shared etcd."""
         return self._etcd is not None and await self._etcd.claims.has_data(control_plane)
 
     async def volume(self, control_plane: ControlPlane) -> str | None:  # noqa: ARG002 - of none
-        """Return None, because no data are in the namespace: they are in the shared etcd."""
+        """Return None: the data are in the shared etcd, not in the namespace."""
         return None
 
     async def unprotect(self, control_plane: ControlPlane) -> None:
-        """Do nothing: no data are in the namespace."""
+        """Do nothing: the namespace holds no data."""
 
     def usage(self, uid: str) -> Usage | None:
-        """Return what was measured last."""
+        """Return the last measurement of the control plane."""
         return self._etcd.meter.usage(uid) if self._etcd is not None else None
 
     def let_go(self, uid: str) -> None:
-        """Leave the rights of its user in etcd as they are."""
+        """Stop repairs of the rights of the control plane's user in etcd, and discard its state in memory."""
         self._restorer.forget(uid)
         if self._etcd is not None:
             self._etcd.access.forget(etcd_user(uid))
             self._etcd.templates.forget(uid)
 
     async def take_over(self, control_plane: ControlPlane, *, former: str) -> None:
-        """Have the etcd forget the former user, whose API server may run still, and name the new owner of the keys."""
+        """Revoke the former user in etcd, whose API server may still run, and record the new owner of the keys."""
         await self._required().claims.take_over(control_plane, former=former)
 
     async def shut_down(self, control_plane: ControlPlane) -> None:
-        """Take its access to the etcd away, and end the API server."""
+        """Revoke the control plane's access to the etcd, and delete the API server."""
         if await self._was_never_made(control_plane):
             return
         etcd = self._required()
         with runtime_errors(Reason.DELETION_FAILED):
-            # First, because etcd checks the user at each request. An API server that cannot be stopped, such as on a
-            # lost node, then writes no more keys.
+            # Revoke first, because etcd checks the user at each request. So an API server that cannot be stopped, for
+            # example on a lost node, writes no more keys.
             await etcd.access.revoke(etcd_user(control_plane.metadata.uid))
             await self._api_servers.delete(control_plane)
             if (maker := template_name(control_plane.name)) in self._runtime.names(prefix=maker):
-                # Those who wait for that template have it made beside another control plane.
+                # Control planes that wait for that template have it made beside another control plane.
                 await self._runtime.delete(maker)
 
     async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
-        """Delete its keys if the policy is Destroy. Those of another owner stay, unless an annotation names them."""
+        """Delete the control plane's keys if the policy is Destroy.
+
+        Keys of another owner need an annotation that names them.
+        """
         if await self._was_never_made(control_plane):
             return
         claims = self._required().claims
@@ -378,7 +390,7 @@ class VirtualProvisioner:
             )
 
     async def _copy(self, control_plane: ControlPlane, *, ground: Ground) -> bool:
-        """Have a new control plane begin as a copy of a template; tell whether it did."""
+        """Copy the keys of a new control plane from a template; return whether its keys are a copy."""
         return await self._required().templates.copy(
             control_plane,
             prefix=prefix_of(control_plane),
@@ -389,47 +401,50 @@ class VirtualProvisioner:
         )
 
     async def _account_uid(self, prefix: str, account: str) -> str | None:
-        """Read the uid of a ServiceAccount of kplane from etcd; None if there is none, or it cannot be read."""
+        """Read the uid of a ServiceAccount of kplane from etcd; None if it does not exist, or cannot be read."""
         try:
             return await self._required().shared.keyspace.uid(prefix, _account_key(account))
         except KeyspaceError:
-            # It may be encrypted. The API server knows.
+            # The ServiceAccount may be encrypted: only the API server can read its uid then.
             return None
 
     def _tenants(self) -> dict[str, str]:
-        """Return the prefixes of all control planes that live in this etcd, by uid."""
-        found = {}
+        """Return the prefixes of all published control planes that use this etcd, by uid."""
+        prefixes = {}
         for obj in self._context.stores.control_planes:
             status = obj.get("status") or {}
             home = status.get("home") or {}
             here = home.get("mode") != ControlPlaneMode.DEDICATED and home.get("dataStore") == self._data_store
             if "endpointRef" not in obj["spec"] and status.get("clusterPath") and status.get("endpoint") and here:
                 with contextlib.suppress(KeyspaceError):
-                    found[obj["metadata"]["uid"]] = key_prefix(status["clusterPath"])
-        return found
+                    prefixes[obj["metadata"]["uid"]] = key_prefix(status["clusterPath"])
+        return prefixes
 
     def _is_full(self, uid: str) -> bool:
-        """Tell whether the status says that a control plane has reached its storage quota."""
-        found = (as_recorded(obj).status.storage for obj in self._context.stores.control_planes.by("uid", uid))
-        return any(storage is not None and storage.is_full for storage in found)
+        """Return whether the status of the control plane with this uid records a full storage quota."""
+        storages = (as_recorded(obj).status.storage for obj in self._context.stores.control_planes.by("uid", uid))
+        return any(storage is not None and storage.is_full for storage in storages)
 
     def _measured(self, uid: str) -> None:
-        """Have the status say what was measured, if it has to."""
+        """Enqueue the control plane if its status has to record the new measurement."""
         usage = self.usage(uid)
         for obj in self._context.stores.control_planes.by("uid", uid):
-            known = as_recorded(obj).status.storage
-            quota_bytes = known.quota_bytes if known is not None else None
-            if recorded(known, usage=usage, quota_bytes=quota_bytes) != known:
+            storage = as_recorded(obj).status.storage
+            quota_bytes = storage.quota_bytes if storage is not None else None
+            if recorded(storage, usage=usage, quota_bytes=quota_bytes) != storage:
                 self._context.queues.control_planes.add(("", obj["metadata"]["name"]))
 
     async def _check_version(self, shared: SharedEtcd) -> None:
-        """Raise ConditionError (EtcdRefused) for an etcd that is too old, and KeyspaceError if etcd does not answer."""
+        """Raise ConditionError (EtcdRefused) if the version of etcd is refused, and KeyspaceError without an answer."""
         refusal = await shared.refusal()
         if refusal is not None:
             raise ConditionError(Reason.ETCD_REFUSED, refusal)
 
     async def _was_never_made(self, control_plane: ControlPlane) -> bool:
-        """Without a shared etcd there never was one to make something in: keys come before anything else."""
+        """Return whether the control plane has no resources in etcd: no shared etcd, no publication and no keys.
+
+        The operator creates keys before it uses the etcd.
+        """
         if self._etcd is not None or control_plane.status.endpoint is not None:
             return False
         return not await self._keys.exist(control_plane)

@@ -1,4 +1,4 @@
-"""`python -m kplane.controlplane_operator.backup save` and `open`; both say in one sentence what went wrong."""
+"""Commands `python -m kplane.controlplane_operator.backup save` and `open`. Both report a failure in one sentence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EXPECTED: Final = (OperatorError, DataError, PkiError, ProviderError, OSError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns 0, and 1 after a failure."""
+    """Run the command. Returns 0, or 1 after a failure."""
     given = _parser().parse_args(arguments)
     try:
         given.run(given)

@@ -1,4 +1,4 @@
-"""The format of an encrypted backup: age around a tar archive with the snapshot and the objects."""
+"""Format of an encrypted backup: an age file of a tar archive with the snapshot and the objects."""
 
 from __future__ import annotations
 
@@ -25,42 +25,42 @@ _MOST_OBJECTS: Final = 1 << 30
 
 
 class Readable(Protocol):
-    """What `read` gives, up to so many bytes; none at the end."""
+    """Source of bytes. `read` returns up to `size` bytes, and no bytes at the end."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
 
 class Writable(Protocol):
-    """Takes bytes."""
+    """Sink for bytes."""
 
     def write(self, data: bytes, /) -> int: ...
 
 
 def recipients(keys: Iterable[str]) -> list[pyrage.x25519.Recipient]:
-    """Read public keys. Raises BackupFailed with the one that is none."""
-    found = []
+    """Parse public keys of age. Raises BackupFailed, which names the first invalid key."""
+    public_keys = []
     for key in keys:
         try:
-            found.append(pyrage.x25519.Recipient.from_str(key))
+            public_keys.append(pyrage.x25519.Recipient.from_str(key))
         except pyrage.RecipientError as error:
             raise BackupFailed(f"failed to read recipient {key}: {error}; use a public key of age-keygen") from error
-    return found
+    return public_keys
 
 
 def identities(text: str) -> list[pyrage.x25519.Identity]:
-    """Read the private keys of a file of age-keygen. Raises BackupFailed without repeating what it read."""
+    """Parse the private keys in a file of age-keygen. Raises BackupFailed; its message never contains the text."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     try:
-        found = [pyrage.x25519.Identity.from_str(line) for line in lines]
+        keys = [pyrage.x25519.Identity.from_str(line) for line in lines]
     except pyrage.IdentityError as error:
         raise BackupFailed(f"failed to read the private key: {error}; give the file of age-keygen") from error
-    if not found:
+    if not keys:
         raise BackupFailed("failed to read the private key: there is none; give the file of age-keygen")
-    return found
+    return keys
 
 
 async def pack(snapshot: Snapshot, objects: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
-    """Make the archive: the snapshot first, so that each key that its data need is read after them."""
+    """Build the archive. The snapshot comes first, so that the keys are read after the data that need them."""
     yield _header(_DATABASE, size=snapshot.size)
     async for chunk in snapshot.chunks():
         yield chunk
@@ -73,14 +73,14 @@ async def pack(snapshot: Snapshot, objects: AsyncIterator[dict[str, Any]]) -> As
 
 
 def encrypt(source: Readable, target: Writable, *, to: Sequence[pyrage.x25519.Recipient]) -> None:
-    """Encrypt a stream, 64 KiB at a time."""
+    """Encrypt a stream in pieces of 64 KiB."""
     pyrage.encrypt_io(source, target, to)
 
 
 def decrypt(source: Readable, *, keys: Sequence[pyrage.x25519.Identity], into: Path) -> bytes:
     """Write the snapshot of a backup to a file, and return its objects as JSON.
 
-    Raises BackupFailed if the backup is damaged or for another key. Then the file may be there in part.
+    Raises BackupFailed if the backup is damaged or for another key. The file may be incomplete then.
     """
     reading, writing = os.pipe()
     failed: list[Exception] = []
@@ -90,16 +90,16 @@ def decrypt(source: Readable, *, keys: Sequence[pyrage.x25519.Identity], into: P
             try:
                 pyrage.decrypt_io(source, pipe, keys)
             except BrokenPipeError:
-                pass  # the archive is no archive, which the reader says
-            except Exception as error:  # noqa: BLE001 - told by the reader
+                pass  # the reader has failed, and reports that the content is no archive
+            except Exception as error:  # noqa: BLE001 - reported below, in the thread of the caller
                 failed.append(error)
 
     thread = threading.Thread(target=run, name="decrypt a backup")
     thread.start()
     try:
         with os.fdopen(reading, "rb") as pipe:
-            found = _unpack(pipe, into=into)
-            # The last piece is what proves that nothing is missing.
+            objects = _unpack(pipe, into=into)
+            # age authenticates the end of the stream in the last piece, so read to the end.
             while pipe.read(_CHUNK):
                 pass
     except (tarfile.TarError, EOFError) as error:
@@ -109,11 +109,11 @@ def decrypt(source: Readable, *, keys: Sequence[pyrage.x25519.Identity], into: P
         thread.join()
     if failed:
         raise BackupFailed(f"failed to open the backup: {failed[0]}") from failed[0]
-    return found
+    return objects
 
 
 def _unpack(pipe: BinaryIO, *, into: Path) -> bytes:
-    found: dict[str, bytes | None] = {}
+    contents: dict[str, bytes | None] = {}
     with tarfile.open(fileobj=pipe, mode="r|") as archive:
         for entry in archive:
             content = archive.extractfile(entry)
@@ -122,7 +122,7 @@ def _unpack(pipe: BinaryIO, *, into: Path) -> bytes:
             if entry.name == _OBJECTS:
                 if entry.size > _MOST_OBJECTS:
                     raise BackupFailed(f"failed to open the backup: {_OBJECTS} has {entry.size} bytes")
-                found[_OBJECTS] = content.read()
+                contents[_OBJECTS] = content.read()
                 continue
             check = SnapshotHash(entry.size)
             with into.open("wb") as file:
@@ -132,9 +132,9 @@ def _unpack(pipe: BinaryIO, *, into: Path) -> bytes:
                 file.flush()
                 os.fsync(file.fileno())
             check.check()
-            found[_DATABASE] = None
-    objects = found.get(_OBJECTS)
-    if objects is None or _DATABASE not in found:
+            contents[_DATABASE] = None
+    objects = contents.get(_OBJECTS)
+    if objects is None or _DATABASE not in contents:
         raise BackupFailed("failed to open the backup: it has no snapshot or no objects")
     return objects
 
@@ -142,7 +142,7 @@ def _unpack(pipe: BinaryIO, *, into: Path) -> bytes:
 def _header(name: str, *, size: int) -> bytes:
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = size, 0o600
-    # A database may have more than the 8 GiB of other formats.
+    # A database may have more than 8 GiB, the limit of the other formats.
     return entry.tobuf(tarfile.GNU_FORMAT)
 
 

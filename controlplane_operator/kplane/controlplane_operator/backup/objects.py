@@ -1,4 +1,4 @@
-"""The objects of the management cluster without which the data of control planes are worth little."""
+"""Objects of the management cluster that a backup needs beside the data of control planes."""
 
 from __future__ import annotations
 
@@ -28,39 +28,39 @@ __all__ = ["collect"]
 _KINDS: Final = (CONTROL_PLANE_CLASSES, CONTROL_PLANES, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANE_REGISTRATIONS)
 
 _TRIES: Final = 3
-"""Steps of a rotation are minutes apart, so a second try meets no other one."""
+"""Number of attempts. Steps of a rotation are minutes apart, so a second attempt meets no further step."""
 
 
 async def collect(client: Client, *, namespace: str, etcd_secret: str) -> AsyncIterator[dict[str, Any]]:
     """Read the namespaces and keys of control planes, the keys of the shared etcd, and the objects of the five kinds.
 
-    A namespace without keys is one of a control plane that is being made, or of an adopted one. A snapshot that is not
-    completed has no file, and is left out. Raises ProviderError.
+    A namespace without keys belongs to a control plane that is being created, or that is adopted. A snapshot that is
+    not completed has no file, and is left out. Raises ProviderError.
     """
     yield _stripped(await client.get(SECRETS, etcd_secret, namespace=namespace), kind="Secret", version="v1")
-    for found in (await client.list(NAMESPACES, label_selector=CONTROL_PLANE_LABEL)).items:
-        namespace_now, keys = await _with_keys(client, found)
+    for item in (await client.list(NAMESPACES, label_selector=CONTROL_PLANE_LABEL)).items:
+        namespace_now, keys = await _with_keys(client, item)
         yield _stripped(namespace_now, kind="Namespace", version="v1")
         if keys is not None:
             yield _stripped(keys, kind="Secret", version="v1")
     for resource in _KINDS:
-        for found in (await client.list(resource)).items:
-            yield _stripped(found, kind=resource.kind, version=resource.api_version)
+        for item in (await client.list(resource)).items:
+            yield _stripped(item, kind=resource.kind, version=resource.api_version)
     try:
         snapshots = (await client.list(CONTROL_PLANE_SNAPSHOTS)).items
     except NotFound:
-        return  # before the upgrade from a version without this kind
-    for found in snapshots:
-        if (location := (found.get("status") or {}).get("location")) is not None:
-            yield _imported(found, location=location)
+        return  # an upgrade from a version without this kind is not finished
+    for item in snapshots:
+        if (location := (item.get("status") or {}).get("location")) is not None:
+            yield _imported(item, location=location)
 
 
 async def _with_keys(client: Client, namespace: Object) -> tuple[Object, Object | None]:
     """Read the keys of a namespace, and the record that allows them.
 
-    A step of a rotation may come between two reads. The namespace is read again after the Secret then: an operator
-    records keys before it writes them. Keys that no record allows were exchanged by a user. They keep the record that
-    tells that after a restore.
+    A step of a rotation may come between the two reads. The namespace is then read again after the Secret, because an
+    operator records keys before it writes them. Keys that no record allows were exchanged by a user. The backup has
+    their record too, which reveals the exchange after a restore.
     """
     name = namespace["metadata"]["name"]
     for _ in range(_TRIES):
@@ -70,9 +70,9 @@ async def _with_keys(client: Client, namespace: Object) -> tuple[Object, Object 
                 return namespace, keys
         except NotFound:
             return namespace, None
-        # A backup Job may list namespaces, and get none.
-        for again in (await client.list(NAMESPACES, field_selector=f"metadata.name={name}")).items:
-            namespace = again
+        # List instead of get, because the RBAC of a backup Job only allows to list namespaces.
+        for latest in (await client.list(NAMESPACES, field_selector=f"metadata.name={name}")).items:
+            namespace = latest
         if _is_allowed(namespace, keys):
             break
     return namespace, keys
@@ -83,11 +83,11 @@ def _is_allowed(namespace: Object, keys: Object) -> bool:
     try:
         return record is None or record.allows(fingerprints_of(data_of(keys)))
     except CredentialsInvalid:
-        return True  # a damaged key has no fingerprint, whatever is recorded
+        return True  # a damaged key has no fingerprint to compare
 
 
 def _imported(found: dict[str, Any], *, location: str) -> dict[str, Any]:
-    """Describe a snapshot for another management cluster, whose operator imports the file and keeps it."""
+    """Return a snapshot for another management cluster, whose operator imports and retains the file."""
     stripped = _stripped(found, kind=CONTROL_PLANE_SNAPSHOTS.kind, version=CONTROL_PLANE_SNAPSHOTS.api_version)
     metadata = stripped["metadata"]
     annotations = {**metadata.get("annotations", {}), IMPORTED_FROM_ANNOTATION: location}

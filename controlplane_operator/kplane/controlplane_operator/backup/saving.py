@@ -1,4 +1,4 @@
-"""Makes a backup: writes it as a stream, reads it again, and removes old ones."""
+"""Creation of a backup: writes a stream, verifies the file, and removes old backups."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ async def save(
     keep: int,
     say: Callable[[str], None],
 ) -> str:
-    """Save etcd, and with recipients the objects too; returns the name of the backup.
+    """Save etcd, and with recipients also the objects. Returns the name of the backup.
 
-    Without recipients the backup is the snapshot alone, and not encrypted. The newest `keep` backups stay, and all with
-    a time in the future; nothing is removed after a failure. Raises BackupFailed, DataError, ProviderError and OSError.
+    Without recipients the backup is only the unencrypted snapshot of etcd. The newest `keep` backups are retained,
+    and all backups with a time in the future. A failure removes no older backup. Raises BackupFailed, DataError,
+    ProviderError and OSError.
     """
     for removed in await asyncio.to_thread(storage.prepare):
         say(f"removed {removed}")
@@ -63,11 +64,11 @@ async def save(
 
 
 def split_by_time(names: Sequence[str], *, now: datetime) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the backups whose time has come, and those with a time in the future; `names` are sorted by time.
+    """Split backups into past backups and backups with a time in the future. `names` must be sorted by time.
 
-    Retention counts the former only. If the latter counted, they would be the newest, and each new backup would be
-    removed at once. They stay until their time has come: the clock that is behind may be the present one, and then they
-    are good backups.
+    Retention counts past backups only. Otherwise the backups of the future would be the newest, and each new backup
+    would be removed at once. Backups of the future stay until their time has come: the wrong clock may be the present
+    clock, and then they are good backups.
     """
     limit = (now + CLOCKS_DIFFER).strftime(_TIME)
     present = [name for name in names if name[: len(limit)] <= limit]
@@ -75,9 +76,9 @@ def split_by_time(names: Sequence[str], *, now: datetime) -> tuple[Sequence[str]
 
 
 def write(source: Pulling, storage: Storage, name: str, to: Sequence[pyrage.x25519.Recipient]) -> str:
-    """Write a stream to the storage, encrypted to `to` unless that is empty; returns the SHA-256 of what was written.
+    """Write a stream to the storage, encrypted if `to` has recipients. Returns the SHA-256 of the file.
 
-    Blocks. Raises BackupFailed, OSError, and what the stream raises.
+    Blocks. Raises BackupFailed, OSError, and the errors of the stream.
     """
     with storage.writer(name) as file:
         target = Hashing(file)
@@ -93,7 +94,7 @@ def write(source: Pulling, storage: Storage, name: str, to: Sequence[pyrage.x255
 
 
 class Pulling:
-    """Reads an asynchronous stream from another thread."""
+    """Reader of an asynchronous stream for another thread."""
 
     def __init__(self, chunks: AsyncIterator[bytes], *, loop: asyncio.AbstractEventLoop) -> None:
         self._chunks = chunks
@@ -103,16 +104,16 @@ class Pulling:
         self._closed = False
         self.error: Exception | None = None
         self.waited_seconds = 0.0
-        """For which the other thread has waited for the stream."""
+        """Time that the other thread has waited for the stream."""
 
     def close(self) -> None:
-        """Have the other thread end: it reads no more. For a loop that is about to end."""
+        """Stop the other thread: its next read raises BackupFailed. Call this before the event loop ends."""
         self._closed = True
         if self._awaited is not None:
             self._awaited.cancel()
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return up to so many bytes; none at the end. Keeps the error that it raises."""
+        """Return up to `size` bytes, and no bytes at the end. Records an error in `error` before it is raised."""
         if not self._buffer:
             began = time.monotonic()
             try:
@@ -122,9 +123,9 @@ class Pulling:
                 raise
             finally:
                 self.waited_seconds += time.monotonic() - began
-        found = self._buffer if size < 0 else self._buffer[:size]
-        self._buffer = self._buffer[len(found) :]
-        return bytes(found)
+        data = self._buffer if size < 0 else self._buffer[:size]
+        self._buffer = self._buffer[len(data) :]
+        return bytes(data)
 
     def _pull(self) -> bytes:
         if not self._closed:
@@ -137,7 +138,7 @@ class Pulling:
             raise BackupFailed("the operator ends") from error
 
     async def _next(self) -> bytes:
-        """Join pieces, since each change of threads costs more than a piece of etcd's 32 KiB."""
+        """Join pieces to about 1 MiB, since each change of threads costs more than the 32 KiB of a piece of etcd."""
         pieces, size = [], 0
         while size < _BATCH:
             piece = await anext(self._chunks, None)

@@ -1,4 +1,4 @@
-"""Where backups are: a volume, or a bucket of S3-compatible storage."""
+"""Storage of backups: a volume, or a bucket of S3-compatible storage."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ ENCRYPTED: Final = ".tar.age"
 _NAME: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z(\.db|\.tar\.age)")
 _CHUNK: Final = 1 << 20
 _LEFT_SECONDS: Final = 7200
-"""What a killed backup left behind is removed after this time; a Job lives half as long."""
+"""Age at which the remains of a killed backup are removed. A Job lives half as long."""
 _ROOM: Final = 1.1
-"""The next backup may be larger than the newest one by so much."""
+"""Factor by which the next backup may be larger than the newest."""
 _PART_BYTES: Final = 16 << 20
-"""Of an upload: a bucket takes 10,000 parts, so backups of up to 156 GiB."""
+"""Size of a part of an upload. A bucket takes 10,000 parts, so a backup may have up to 156 GiB."""
 _TRUST: Final = "SSL_CERT_FILE"
 _UPLOADS: Final = 2
-"""Parts that are in memory at once."""
+"""Maximum number of parts in memory."""
 _MOST_FILES: Final = 200_000
-"""Of a listing. A user who may write to the storage decides how many files it has."""
+"""Maximum number of files in a listing. A user with write access to the storage decides how many files exist."""
 
 
 class Storage(Protocol):
@@ -51,34 +51,34 @@ class Storage(Protocol):
         ...
 
     def files(self) -> dict[str, str]:
-        """Return the names of all files, backups or not, each with a text that is another one after a change."""
+        """Return the names of all files, backups or not, each with a text that changes with the file."""
         ...
 
     def prepare(self) -> list[str]:
-        """Make room for one more, and return what was removed for that."""
+        """Make room for another backup. Returns the names of the backups that were removed."""
         ...
 
     def writer(self, name: str) -> contextlib.AbstractContextManager[Writable]:
-        """Write a backup. It is there when the block ended well, and nothing of it is there otherwise."""
+        """Write a backup. The backup exists only if the block ends without an error."""
         ...
 
     def reader(self, name: str) -> contextlib.AbstractContextManager[Readable]:
-        """Read a backup."""
+        """Open a backup for reading."""
         ...
 
     def remove(self, name: str) -> None:
-        """Delete a backup, and what a killed process left of it."""
+        """Delete a backup, and the remains of a process that was killed during the write."""
         ...
 
 
 class Hashing:
-    """Passes on what is written, and hashes it."""
+    """Sink that hashes the bytes and passes them on."""
 
     def __init__(self, target: Writable) -> None:
         self._target = target
         self._hash = hashlib.sha256()
         self.error: Exception | None = None
-        """Kept, because the library that encrypts tells only its text."""
+        """Error of the target. Recorded because the encryption library reports only the text of an error."""
 
     def write(self, data: bytes, /) -> int:
         """Write all of the data."""
@@ -91,35 +91,35 @@ class Hashing:
         return len(data)
 
     def flush(self) -> None:
-        """Do nothing: the storage decides when it has enough."""
+        """Do nothing: the storage has its own buffer."""
 
     def hexdigest(self) -> str:
-        """Return the SHA-256 of all that was written."""
+        """Return the SHA-256 of all bytes written."""
         return self._hash.hexdigest()
 
 
 def digest_of(storage: Storage, name: str) -> str:
-    """Read a backup and return its SHA-256. Ends early if the storage raises."""
-    found = hashlib.sha256()
+    """Read a backup and return its SHA-256. Passes on the errors of the storage."""
+    digest = hashlib.sha256()
     with storage.reader(name) as file:
         while chunk := file.read(_CHUNK):
-            found.update(chunk)
-    return found.hexdigest()
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def read_small(storage: Storage, name: str, *, limit: int) -> bytes:
-    """Read a whole file. Raises FileRefused if it has more than `limit` bytes."""
-    found = b""
+    """Read a whole file. Raises FileRefused if the file has more than `limit` bytes."""
+    content = b""
     with storage.reader(name) as file:
-        while chunk := file.read(limit + 1 - len(found)):
-            found += chunk
-            if len(found) > limit:
+        while chunk := file.read(limit + 1 - len(content)):
+            content += chunk
+            if len(content) > limit:
                 raise FileRefused(f"{name} has more than {limit} bytes")
-    return found
+    return content
 
 
 class Volume(Storage):
-    """A directory."""
+    """Storage in a directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -130,22 +130,22 @@ class Volume(Storage):
 
     @override
     def files(self) -> dict[str, str]:
-        found = {}
+        versions = {}
         with os.scandir(self._directory) as entries:
             for entry in _bounded(entries):
-                # Another process may delete the file now.
+                # Another process may delete the file at the same time.
                 with contextlib.suppress(FileNotFoundError):
                     if entry.is_file(follow_symlinks=False):
                         status = entry.stat(follow_symlinks=False)
-                        found[entry.name] = f"{status.st_ino} {status.st_mtime_ns} {status.st_size}"
-        return found
+                        versions[entry.name] = f"{status.st_ino} {status.st_mtime_ns} {status.st_size}"
+        return versions
 
     @override
     def prepare(self) -> list[str]:
         for path in self._directory.glob(".*.partial*"):
             if path.stat().st_mtime < time.time() - _LEFT_SECONDS:
                 path.unlink(missing_ok=True)
-        # The newest stays in any case. Without this, a volume that is full would get no further backup.
+        # Keep the newest backup in any case. Without the removal, a full volume would get no further backup.
         *old, newest = self.names() or [""]
         removed = []
         needed = int((self._directory / newest).stat().st_size * _ROOM) if newest else 0
@@ -155,9 +155,9 @@ class Volume(Storage):
         return removed
 
     def free(self) -> int:
-        """Return the bytes that are free."""
-        found = os.statvfs(self._directory)
-        return found.f_bavail * found.f_frsize
+        """Return the number of free bytes."""
+        status = os.statvfs(self._directory)
+        return status.f_bavail * status.f_frsize
 
     @override
     @contextlib.contextmanager
@@ -169,7 +169,7 @@ class Volume(Storage):
 
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[Path]:
-        """Give a private file to write, which has this name once the block ended well."""
+        """Yield the path of a private file, which is renamed to `name` if the block ends without an error."""
         partial = self._directory / f".{name}.partial"
         os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
         try:
@@ -202,13 +202,13 @@ class Volume(Storage):
 
 
 class Bucket(Storage):
-    """The objects below a prefix."""
+    """Storage in the objects below a prefix of a bucket."""
 
     def __init__(self, url: str, *, credentials: Path, endpoint: str | None = None, region: str | None = None) -> None:
-        """Take `s3://<bucket>[/<prefix>]`; `endpoint` None: AWS.
+        """Open `s3://<bucket>[/<prefix>]` at the URL `endpoint`, or at AWS if `endpoint` is None.
 
-        `credentials` has files `access-key-id` and `secret-access-key`. With `ca.crt` in it the process trusts this CA
-        from then on. Raises BackupFailed if a URL is none, and OSError if a file is missing.
+        `credentials` is a directory with the files `access-key-id` and `secret-access-key`, and optionally `ca.crt`,
+        the CA to trust. Raises BackupFailed for an invalid URL, and OSError if a file is missing.
         """
         parts = urlsplit(url)
         if parts.scheme != "s3" or not parts.hostname or parts.query or parts.fragment:
@@ -233,16 +233,15 @@ class Bucket(Storage):
     def names(self) -> list[str]:
         with self._errors("list"):
             return sorted(
-                found["path"] for page in obstore.list(self._store) for found in page if _NAME.fullmatch(found["path"])
+                item["path"] for page in obstore.list(self._store) for item in page if _NAME.fullmatch(item["path"])
             )
 
     @override
     def files(self) -> dict[str, str]:
         with self._errors("list"):
-            listed = (found for page in obstore.list(self._store) for found in page)
+            listed = (item for page in obstore.list(self._store) for item in page)
             return {
-                found["path"]: f"{found['e_tag']} {found['last_modified']} {found['size']}"
-                for found in _bounded(listed)
+                item["path"]: f"{item['e_tag']} {item['last_modified']} {item['size']}" for item in _bounded(listed)
             }
 
     @override
@@ -253,7 +252,7 @@ class Bucket(Storage):
     @contextlib.contextmanager
     def writer(self, name: str) -> Iterator[Writable]:
         with self._errors(f"write {name} to"):
-            # Not as a context manager: that would complete the object after an error too.
+            # Not used as a context manager, which would complete the object after an error too.
             file = obstore.open_writer(self._store, name, buffer_size=_PART_BYTES, max_concurrency=_UPLOADS)
             yield file
             file.close()
@@ -274,13 +273,13 @@ class Bucket(Storage):
         try:
             yield
         except (BaseError, OSError) as error:
-            # The library adds all fields of its error, on many lines.
+            # Keep the first paragraph: obstore adds all fields of the error, on many lines.
             cause = str(error).partition("\n\nDebug source")[0]
             raise BackupFailed(f"failed to {what} {self._url}: {cause}") from error
 
 
 def _bounded(entries: Iterable[_T]) -> Iterator[_T]:
-    """Yield the entries of a listing. Raises BackupFailed after too many."""
+    """Yield the entries of a listing. Raises BackupFailed above the maximum number of files."""
     for number, entry in enumerate(entries):
         if number >= _MOST_FILES:
             raise BackupFailed(f"the storage has more than {_MOST_FILES} files: delete some, or use another prefix")
@@ -289,7 +288,7 @@ def _bounded(entries: Iterable[_T]) -> Iterator[_T]:
 
 @contextlib.contextmanager
 def _trusting(ca: Path | None) -> Iterator[None]:
-    """Have a store that is made within trust a CA. The library has no other way."""
+    """Make a store that is created within the block trust a CA. obstore offers no parameter for the CA."""
     former = os.environ.get(_TRUST)
     try:
         if ca is not None:
@@ -303,11 +302,11 @@ def _trusting(ca: Path | None) -> Iterator[None]:
 
 
 class _Ranges:
-    """A reader of obstore that gives bytes."""
+    """Reader that converts the buffers of obstore to bytes."""
 
     def __init__(self, file: obstore.ReadableFile) -> None:
         self._file = file
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return up to so many bytes; none at the end."""
+        """Return up to `size` bytes, and no bytes at the end."""
         return self._file.read(None if size < 0 else size).to_bytes()

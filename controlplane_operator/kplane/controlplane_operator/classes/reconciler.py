@@ -1,4 +1,4 @@
-"""Reconciles ControlPlaneClass: says whether the class is valid, who uses it, and what is wrong with what it names."""
+"""Reconciler of ControlPlaneClass: reports validity, number of users and problems of a class in its status."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["ControlPlaneClassReconciler"]
 
 
 class ControlPlaneClassReconciler:
-    """Keeps the status of classes, and tells when one goes that is in use."""
+    """Maintains the status of classes, and records an Event if a class in use is deleted."""
 
     def __init__(self, context: OperatorContext, *, bundles: Bundles) -> None:
         self.failures: Final = Failures(
@@ -37,7 +37,7 @@ class ControlPlaneClassReconciler:
         self._seen: dict[Key, PartialClass] = {}
 
     async def reconcile(self, key: Key) -> Result | None:
-        """Bring one class's status up to date."""
+        """Update the status of the class of this key."""
         obj = self._context.stores.classes.get(key)
         users = self._context.stores.control_planes.by("class", key[1])
         with log_fields(object=f"ControlPlaneClass/{key[1]}"):
@@ -54,12 +54,14 @@ class ControlPlaneClassReconciler:
         supported: list[str] = []
         failure: ConditionError | None = None
         try:
-            chosen = ControlPlaneClass.model_validate(obj)
+            control_plane_class = ControlPlaneClass.model_validate(obj)
         except ValidationError as error:
             failure = invalid_class(current.name, error)
         else:
-            supported = unserved(chosen, users=users)
-            failure = _schedule_trouble(chosen) or await self._addons_trouble(chosen.spec.addons)
+            supported = unserved(control_plane_class, users=users)
+            failure = _schedule_trouble(control_plane_class) or await self._addons_trouble(
+                control_plane_class.spec.addons
+            )
         conditions = with_condition(
             current.status.conditions,
             of=current,
@@ -78,11 +80,11 @@ class ControlPlaneClassReconciler:
 
     async def _addons_trouble(self, addons: list[str]) -> ConditionError | None:
         failures = await self._bundles.problems(addons)
-        told = "; ".join(failure.message for failure in failures)
-        return ConditionError(failures[0].reason, told) if failures else None
+        message = "; ".join(failure.message for failure in failures)
+        return ConditionError(failures[0].reason, message) if failures else None
 
     def _tell_end(self, key: Key, *, present: PartialClass | None, users: Sequence[Object]) -> None:
-        """Tell of a class that was deleted while control planes name it; each of them tells of it as well."""
+        """Record a Warning Event about a class that was deleted while control planes name it."""
         gone = self._seen.pop(key, None)
         if gone is None or (present is not None and present.metadata.uid == gone.metadata.uid):
             return

@@ -1,6 +1,7 @@
-"""What is known of a control plane before its first status: its namespace, which is made first, records its place.
+"""State of a control plane before its first status, read from its namespace.
 
-So a pass that is cut off before its status leaves behind what a later pass, or a removal, has to know.
+The namespace is created first and records the place of the control plane. If a pass is cut off before its status, a
+later pass or a removal reads the record.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ __all__ = ["is_owned", "is_recorded", "needs_record", "record_of", "with_beginni
 
 
 def record_of(namespace: Object, control_plane: ControlPlane) -> RetainedDataRecord | None:
-    """Return what the namespace records, if it is about the control plane or an earlier one of its name."""
+    """Return the record of the namespace, if it is about this control plane or an earlier one of the same name."""
     record = RetainedDataRecord.of(namespace)
     return record if record is not None and record.name == label_value(control_plane.name) else None
 
 
 def is_owned(namespace: Object, control_plane: ControlPlane) -> bool:
-    """Tell whether the namespace is this very control plane's."""
+    """Return whether the namespace belongs to this control plane, and not to an earlier one of the same name."""
     record = record_of(namespace, control_plane)
     if record is not None:
         return record.is_of(control_plane)
@@ -37,22 +38,22 @@ def is_owned(namespace: Object, control_plane: ControlPlane) -> bool:
 
 
 def is_recorded(control_plane: ControlPlane) -> bool:
-    """Tell whether the status says what a removal has to remove."""
+    """Return whether the status records the objects that a removal has to delete."""
     return control_plane.status.deletion_policy is not None
 
 
 def needs_record(control_plane: ControlPlane, *, namespace: Object | None) -> bool:
-    """Tell whether the status has to say what is to be made, before anything is.
+    """Return whether the status must record the planned objects before any of them is created.
 
-    It does not for a new control plane, because the namespace says it then. It does for one that takes over data, or
-    begins with those of a snapshot: they are not there for this control plane alone.
+    A new control plane needs no such status, because its namespace has the record. A control plane with `spec.source`
+    or adopted data needs the status, because the data do not belong to it alone.
     """
     new = namespace is None and not is_recorded(control_plane) and not control_plane.status.conditions
     return not new or control_plane.spec.source is not None or ADOPT_ANNOTATION in control_plane.metadata.annotations
 
 
 def with_beginning(control_plane: ControlPlane, *, namespace: Object | None) -> ControlPlane:
-    """Return the control plane with the place that its namespace records, as long as no status does."""
+    """Return the control plane with the place that its namespace records, while the status does not record it yet."""
     if namespace is None or is_recorded(control_plane) or not is_owned(namespace, control_plane):
         return control_plane
     record = record_of(namespace, control_plane)
@@ -67,7 +68,7 @@ def with_beginning(control_plane: ControlPlane, *, namespace: Object | None) -> 
 
 
 def with_managed(conditions: Iterable[Condition], *, of: ControlPlane, managed: bool) -> list[Condition]:
-    """Return the conditions with one that says who runs the API server."""
+    """Return the conditions with condition Managed, which shows whether kplane runs the API server."""
     return with_condition(
         conditions,
         of=of,

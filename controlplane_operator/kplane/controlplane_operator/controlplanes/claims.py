@@ -1,4 +1,4 @@
-"""Who has which place: a clusterPath of the shared etcd, or the address of an API server that kplane does not run."""
+"""Exclusive claims of control planes: to a path of the shared etcd, or to the address of an adopted API server."""
 
 from __future__ import annotations
 
@@ -31,28 +31,32 @@ __all__ = ["AddressClaims", "Claim", "check_unclaimed"]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A control plane's wish for a place, which is to be its own: data under a path of an etcd, or an API server."""
+    """Claim of a control plane to an exclusive place: a path in an etcd, or an entire API server."""
 
     name: str
     uid: str
     address: str
     cluster_path: str | None
-    """None where the whole API server is meant."""
+    """The path in the etcd; None if the claim is to an entire API server."""
     held: bool
-    """The place was already granted to this one: data may be there."""
+    """Whether the place was already granted to this control plane, so that its data may be there."""
     created: datetime
     kept_by: str | None = None
-    """The namespace that records whose data lie under the path, where the control plane itself is gone."""
+    """Namespace that records the owner of the data under the path; set if the control plane itself is gone."""
 
     def goes_before(self, other: Claim) -> bool:
-        """Whether this one has the better right to a place that both want: the holder, then the older, then by uid."""
+        """Return whether this claim wins over `other`: holders go first, then older control planes.
+
+        Equal ages are decided by the lower uid.
+        """
         return (not self.held, self.created, self.uid) < (not other.held, other.created, other.uid)
 
 
 def check_unclaimed(claim: Claim, *, others: Iterable[Claim]) -> None:
-    """Raise ConditionError where another control plane has the better right to the place.
+    """Raise ConditionError if another control plane has the better claim to the place.
 
-    ClusterPathInUse or EndpointInUse where that one is there, DataRetained where it is gone and its data are not.
+    The reason is ClusterPathInUse or EndpointInUse if the other control plane exists. It is DataRetained if the other
+    control plane is gone and its data are left.
     """
     for other in others:
         if other.address != claim.address or other.uid == claim.uid or not other.goes_before(claim):
@@ -74,30 +78,33 @@ def check_unclaimed(claim: Claim, *, others: Iterable[Claim]) -> None:
             Reason.CLUSTER_PATH_IN_USE,
             f"clusterPath {claim.cluster_path!r} is in use by control plane {other.name} on the same API server;"
             " choose another spec.virtual.clusterPath, or delete that one",
-            # Who wants an address is known only from endpoints, which may be edited without a trace here.
+            # Claims to an address depend on endpoints, and a change of an endpoint may wake no reconcile here. So
+            # retry.
             waits_for_event=is_etcd_address(claim.address),
         )
 
 
 class AddressClaims:
-    """Grants each place to one control plane at a time.
+    """Grants each place to at most one control plane at a time.
 
-    What was granted is in the status of the control plane; until that is seen in the cache, it is remembered here. One
-    that moves has two places, until it is published at the next one. Before its first status, the management namespace
-    says what was granted. Data that a deleted control plane left are held by the record of them there.
+    The status of a control plane records its granted address. Grants stay in memory until the cache shows that status.
+    A control plane that moves to another address holds both until the new address is published. Before the first
+    status, the management namespace records the grant. Data of a deleted control plane stay claimed by the record in
+    its namespace.
     """
 
     def __init__(self, stores: Stores, *, address: Callable[[ControlPlane], str | None]) -> None:
-        """`place` names what a control plane is to have for itself, as its spec and its endpoint say now."""
+        """`address` returns the place that a control plane claims, by its present spec and endpoint."""
         self._stores = stores
         self._address = address
         self._granted: dict[str, str] = {}
 
     def take(self, control_plane: ControlPlane) -> str | None:
-        """Grant a control plane its place; returns the address to write down before anything is made there.
+        """Grant a control plane its place, and return the address to record before any object is made there.
 
-        Raises ConditionError where another one has the better right: ClusterPathInUse or EndpointInUse, or DataRetained
-        where it is gone. Never waits, so that no other control plane can be granted the place in between.
+        Raises ConditionError if another control plane has the better claim: ClusterPathInUse, EndpointInUse, or
+        DataRetained if that control plane is gone. The method never awaits, so no other control plane can be granted
+        the place in between.
         """
         address = self._address(control_plane)
         if address is None:
@@ -107,7 +114,7 @@ class AddressClaims:
         return None if is_etcd_address(address) else address
 
     def check(self, control_plane: ControlPlane) -> None:
-        """Raise as `take` does, and grant nothing."""
+        """Raise ConditionError as `take` does, but grant no place."""
         if (address := self._address(control_plane)) is not None:
             self._checked(control_plane, address=address)
 
@@ -118,25 +125,27 @@ class AddressClaims:
         return claim
 
     def confirm(self, control_plane: ControlPlane, *, provision: Provision) -> None:
-        """Raise ConditionError (Provisioning) unless the API server is what was granted: an endpoint is edited at any
-        time."""
+        """Raise ConditionError (Provisioning) unless the adopted API server has the granted address.
+
+        A user may edit the endpoint at any time.
+        """
         if provision.authorities is not None:
             return
         if self._granted.get(control_plane.metadata.uid or "") != normalized_address(provision.addresses.internal):
             raise ConditionError(Reason.PROVISIONING, "the endpoint was edited a moment ago; it is looked at again")
 
     def release(self, uid: str) -> None:
-        """The control plane with this uid is gone."""
+        """Discard the grant of the deleted control plane with this uid."""
         self._granted.pop(uid, None)
 
     def holds(self, control_plane: ControlPlane) -> bool:
-        """Tell whether what was made for the control plane is at a place of its own; true where none is shared."""
-        wanted, uid = self._address(control_plane), control_plane.metadata.uid or ""
+        """Return whether the control plane has an exclusive place for its objects; True if it claims no place."""
+        claimed, uid = self._address(control_plane), control_plane.metadata.uid or ""
         obj = self._stores.control_planes.get(("", control_plane.name))
         held = held_addresses(obj) if obj is not None and obj["metadata"]["uid"] == uid else []
         places = dict.fromkeys(address for address in (*held, self._granted.get(uid)) if address is not None)
         if not places:
-            return wanted is None
+            return claimed is None
         return not any(self._is_anothers(control_plane, address=address) for address in places)
 
     def _is_anothers(self, control_plane: ControlPlane, *, address: str) -> bool:
@@ -145,22 +154,24 @@ class AddressClaims:
         return claim is None or any(other.goes_before(claim) for other in others)
 
     def _others(self, control_plane: ControlPlane, *, address: str) -> list[Claim]:
-        """Return the claims of all others that have the place or want it."""
+        """Return the claims of all other control planes that hold the place or claim it."""
         stores = self._stores.control_planes
-        found = [*stores.by("address", address), *stores.by("path", _path(control_plane))]
+        candidates = [*stores.by("address", address), *stores.by("path", _path(control_plane))]
         for endpoint in self._stores.endpoints.by("address", address):
-            found += stores.by("endpoint", endpoint["metadata"]["name"])
+            candidates += stores.by("endpoint", endpoint["metadata"]["name"])
         for namespace in self._stores.namespaces.by("address", address):
-            found += stores.by("namespace", namespace["metadata"]["name"])
+            candidates += stores.by("namespace", namespace["metadata"]["name"])
         for uid, granted in self._granted.items():
-            found += stores.by("uid", uid) if granted == address else []
-        others = {obj["metadata"]["uid"]: obj for obj in found if obj["metadata"]["uid"] != control_plane.metadata.uid}
+            candidates += stores.by("uid", uid) if granted == address else []
+        others = {
+            obj["metadata"]["uid"]: obj for obj in candidates if obj["metadata"]["uid"] != control_plane.metadata.uid
+        }
         claims = [self._claim(as_recorded(obj), address=address) for obj in others.values()]
         kept = self._kept(control_plane) if is_etcd_address(address) else []
         return [claim for claim in claims if claim is not None] + kept
 
     def _kept(self, control_plane: ControlPlane) -> list[Claim]:
-        """Return the claims of the data that control planes of other names left under the path."""
+        """Return the claims of data that deleted control planes of other names left under the path."""
         namespaces = self._stores.namespaces.by("path", _path(control_plane))
         records = [RetainedDataRecord.of(obj) for obj in namespaces if "deletionTimestamp" not in obj["metadata"]]
         return [
@@ -181,11 +192,11 @@ class AddressClaims:
         ]
 
     def _lives(self, record: RetainedDataRecord) -> bool:
-        found = self._stores.control_planes.by("namespace", record.namespace)
-        return any(obj["metadata"]["uid"] == record.uid for obj in found)
+        control_planes = self._stores.control_planes.by("namespace", record.namespace)
+        return any(obj["metadata"]["uid"] == record.uid for obj in control_planes)
 
     def _claim(self, control_plane: ControlPlane, *, address: str) -> Claim | None:
-        """Return a control plane's claim to a place; None if it does not have it and may not want it."""
+        """Return the claim of a control plane to a place; None if it neither holds the place nor may claim it."""
         uid = control_plane.metadata.uid or ""
         holders = self._stores.control_planes.by("address", address)
         held = self._granted.get(uid) == address or any(obj["metadata"]["uid"] == uid for obj in holders)
@@ -202,10 +213,10 @@ class AddressClaims:
         )
 
     def _is_begun(self, uid: str, address: str) -> bool:
-        """Tell whether the namespace of a control plane without a status says that the place was granted."""
-        return any(uid in owner_uids(found) for found in self._stores.namespaces.by("address", address))
+        """Return whether the namespace of a control plane without a status records the grant of the place."""
+        return any(uid in owner_uids(namespace) for namespace in self._stores.namespaces.by("address", address))
 
 
 def _path(control_plane: ControlPlane) -> str:
-    # As written down when it was granted: the spec may have been edited a moment before that.
+    # The status has the path that was granted. The spec may have been edited since.
     return control_plane.status.cluster_path or control_plane.cluster_path

@@ -1,10 +1,10 @@
-"""Tries the published credentials of each awake control plane, and has those repaired that its API server refuses.
+"""Probes of the published credentials of awake control planes, and repairs if an API server refuses them.
 
-The same look sees whether the mcm of each instance lives (`registrations/heartbeats.py`), and whether a control plane
-with a host name is used (`hibernation/host_name_use.py`).
+The same probe observes the heartbeats of instances (`registrations/heartbeats.py`) and the use of control planes with a
+host name (`hibernation/host_name_use.py`).
 
 A user inside a control plane may delete the ServiceAccount or the ClusterRoleBinding of a published kubeconfig. The
-published kubeconfig is worthless from then on. A probe costs one request for each of the two identities.
+kubeconfig is useless from then on. A probe costs one request for each of the two identities.
 """
 
 from __future__ import annotations
@@ -40,38 +40,43 @@ _PERIOD_SECONDS: Final = 20.0
 """Maximum time between two probes. API servers accept the token of a deleted ServiceAccount for 10 s longer, because
 they remember successful authentication (TokenSuccessCacheTTL of pkg/kubeapiserver/authenticator)."""
 _SHORTEST: Final = 0.75
-"""As a share of the period, so that control planes are not probed in step."""
+"""Minimum interval as a share of the period, so that probes of control planes spread out."""
 _KEPT_AT_MOST: Final = 200
-"""If more control planes are probed, connections close after each probe. That saves 0.3 MiB and costs 8 ms each."""
+"""Number of probed control planes above which connections close after each probe. That saves 0.3 MiB and costs 8 ms
+each."""
 _SETTLING_SECONDS: Final = (0.1, 0.3, 1.0)
-"""Waits after a repair. The authorizer of an API server hears of a new binding by a watch."""
+"""Waits in seconds after a repair. The authorizer of an API server learns of a new binding by a watch."""
 _FROM_MEMORY: Final = {"resourceVersion": "0"}
-"""The API server answers from its watch cache, without a read of etcd."""
+"""With this parameter, the API server answers from its watch cache, without a read of etcd."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbedCredentials:
-    """The published credentials of one control plane, each with the binding that gives it its rights."""
+    """The published credentials of a control plane, each with the binding that grants its rights."""
 
     uid: str
-    """Of the control plane."""
+    """Uid of the control plane."""
     administrator: ClusterConfig
     identities: tuple[tuple[Identity, Binding], tuple[Identity, Binding]]
-    """Of the administrator, and of the controllers."""
+    """Identities of the administrator and of the controllers, each with its binding."""
 
     def reader(self, connections: Connections) -> Client:
-        """Make a client that may read everything: by the connection of the probe if the administrator may."""
+        """Return a client that may read all objects.
+
+        It uses the administrator's identity if its role allows that, else the controllers' identity.
+        """
         (admin, binding), (controllers, _) = self.identities
         identity = admin if binding.role == CONTROLLERS_ROLE else controllers
         return tenant_client(identity.config(self.administrator), connections=connections)
 
     async def refusal(self, connections: Connections) -> str | None:
-        """Return why the API server refuses one of the credentials; None if it accepts all.
+        """Return why the API server refuses a published identity; None if it accepts both.
 
-        Raises ProviderError if the API server does not answer, or answers with an error that says nothing about them.
+        Raises ProviderError if the API server does not answer, or for an error unrelated to the credentials.
         """
         for identity, binding in self.identities:
-            # A user inside cannot take a certificate away, only its binding. So no connection is made for it alone.
+            # Users inside can delete the binding of a certificate, but not the certificate itself. So its binding is
+            # read with the administrator's connection, and no connection is opened for the certificate.
             asking = identity if identity.client is None else self.identities[0][0]
             refusal = await self._refusal_of(asking, binding, connections)
             if refusal is not None:
@@ -79,7 +84,10 @@ class ProbedCredentials:
         return None
 
     async def refusal_after_repair(self, connections: Connections) -> str | None:
-        """Return what `refusal` does, and give the API server a moment to hear of what was repaired."""
+        """Return the refusal as `refusal` does, after a repair.
+
+        Up to four attempts over 1.4 s give the API server time to see the repair.
+        """
         for seconds in _SETTLING_SECONDS:
             if await self.refusal(connections) is None:
                 return None
@@ -94,7 +102,7 @@ class ProbedCredentials:
         except Unauthorized as error:
             return f"the API server refuses the published credentials of {who}: {error}"
         except Forbidden:
-            # A role that may not read bindings, or no binding any more: the administrator sees which.
+            # The role may not read bindings, or the binding is gone. The administrator's own client finds out.
             async with tenant_client(self.administrator, connections=connections) as client:
                 stored = await _read(client, binding)
                 if stored is not None and not await client.exists(CLUSTER_ROLES, binding.role):
@@ -114,10 +122,12 @@ async def _read(client: Client, binding: Binding) -> Any:
 
 
 class CredentialProbes:
-    """Probes control planes from `follow` to `stop`, at most 20 s apart. Those that sleep or are paused are left alone.
+    """Probes control planes from `follow` to `stop`, at most 20 s apart.
 
-    A refusal wakes the control plane's reconciler, which repairs its inside. An API server that does not answer changes
-    nothing here.
+    Sleeping or paused control planes are not probed.
+
+    A refusal wakes the control plane's reconciler, which repairs the inside. An API server that does not answer has no
+    effect here.
     """
 
     def __init__(self, context: OperatorContext, *, use: HostNameUse) -> None:
@@ -126,16 +136,17 @@ class CredentialProbes:
         self._heartbeats = InstanceHeartbeats(context)
         self._probed: dict[Key, ProbedCredentials] = {}
         self._refusals: dict[str, str] = {}
-        """Why an API server refuses published credentials, by uid of the control plane, until they are repaired."""
+        """By uid of the control plane, the reason why its API server refuses the published credentials, until a
+        repair."""
 
     def follow(self, key: Key, probed: ProbedCredentials) -> None:
-        """Probe these credentials, which are good now, in place of those of before."""
+        """Probe these credentials, which were just verified, instead of the previous credentials."""
         self._refusals.pop(probed.uid, None)
         self._probed[key] = probed
         self._context.queues.probes.add_after(key, _delay())
 
     def stop(self, key: Key) -> None:
-        """Probe this control plane no longer."""
+        """Stop probing this control plane."""
         probed = self._probed.pop(key, None)
         if probed is not None:
             self._refusals.pop(probed.uid, None)
@@ -143,11 +154,11 @@ class CredentialProbes:
             self._use.forget(probed.uid)
 
     def refusal(self, uid: str) -> str | None:
-        """Return why the API server of a control plane refused what is published, if the last probe was refused."""
+        """Return why the last probe of the control plane was refused; None if it was accepted."""
         return self._refusals.get(uid)
 
     async def reconcile(self, key: Key) -> Result | None:
-        """Probe one control plane."""
+        """Probe the control plane of this key. Returns when to probe again; None if it is no longer probed."""
         probed, control_plane = self._probed.get(key), self._context.stores.control_planes.get(key)
         if probed is None:
             return None
@@ -162,26 +173,26 @@ class CredentialProbes:
                         await self._heartbeats.observe(probed.uid, client)
                 await self._observe_use(as_recorded(control_plane))
         except (ProviderError, UseUnknown) as error:
-            # It starts, ends, or is ill: who looks after its process and its endpoint says so.
+            # The API server starts, ends or fails. Its own checks report that, so the probe does not.
             _log.debug("failed to probe the published credentials: %s", error)
             refusal = None
-        # A refusal that is known already is repaired at the reconciler's own pace, which no tenant makes faster.
+        # A refusal that is already known is repaired at the reconciler's own pace, which tenants cannot speed up.
         if refusal is not None and self._probed.get(key) == probed and probed.uid not in self._refusals:
             self._refusals[probed.uid] = refusal
-            said = f"{refusal}; the operator repairs it"
-            about = as_recorded(control_plane)
-            self._context.events.record(about, reason="CredentialsRejected", message=said, warning=True)
-            _log.warning("%s", said)
+            message = f"{refusal}; the operator repairs it"
+            recorded = as_recorded(control_plane)
+            self._context.events.record(recorded, reason="CredentialsRejected", message=message, warning=True)
+            _log.warning("%s", message)
             self._context.queues.control_planes.add(key)
         return Result(_delay())
 
     async def _observe_use(self, control_plane: ControlPlane) -> None:
-        chosen = class_in_force(control_plane, classes=self._context.stores.classes).chosen
-        if is_counted(control_plane, chosen=chosen, gateway=self._context.gateway):
+        control_plane_class = class_in_force(control_plane, classes=self._context.stores.classes).chosen
+        if is_counted(control_plane, chosen=control_plane_class, gateway=self._context.gateway):
             await self._use.observe(control_plane)
 
     def _connections(self) -> Connections:
-        """Return connections that are kept until the next probe, unless they would take too much memory."""
+        """Return the connections for a probe: kept between probes, unless that would take too much memory."""
         many = len(self._probed) > _KEPT_AT_MOST
         return self._context.brief_connections if many else self._context.connections
 

@@ -1,4 +1,4 @@
-"""Sets up the inside of a control plane, and issues the credentials that are published for it."""
+"""Set-up of the inside of a control plane, and issue of the credentials that are published for it."""
 
 from __future__ import annotations
 
@@ -62,37 +62,39 @@ from kplane.provider.errors import Unauthorized
 __all__ = ["CredentialIssuer", "Credentials", "Identified"]
 
 _INCOMPLETE_SECONDS: Final = 15.0
-"""How often the operator looks for a role that a user may create, or whether a webhook of the user answers again."""
+"""Interval of checks for a missing role that a user may create, or for a webhook of the tenant that may answer
+again."""
 _SETTING_UP: Final = "setting up the control plane"
 _VERIFIED_SECONDS: Final = 300.0
-"""How long the operator relies on what it found inside a control plane."""
+"""Time for which the operator relies on a check of the inside of a control plane."""
 
 
 Identified = Callable[[str], Awaitable[None]]
-"""Takes the uid of an adopted cluster, before anything is written there. Raises ConditionError if nothing may be."""
+"""Callback with the uid of an adopted cluster, before any write there. Raises ConditionError if writes are
+forbidden."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who gets into a control plane, and the version that it reports."""
+    """The published identities of a control plane, and the version that its API server reports."""
 
     admin: Identity
     controllers: Identity
     version: str
     incomplete: ConditionError | None = None
-    """Why the inside of the control plane is not as it should be. The credentials are still renewed."""
+    """Reason why the inside of the control plane is not set up completely. The credentials are still renewed."""
 
     cluster_uid: str | None = None
     """Identity of the cluster; None if it was not read this time."""
 
     lease_guards: tuple[Guard, ...] | None = None
-    """Webhooks of the tenant on the Leases of its controllers; None if they were not read this time."""
+    """Webhooks of the tenant that guard the Leases of its controllers; None if they were not read this time."""
 
     asleep: bool = False
-    """No API server runs, so nothing inside can change."""
+    """Whether the control plane sleeps. Without an API server, its inside cannot change."""
 
     def due_in_seconds(self) -> float:
-        """Return when to look again: to renew what expires, and to repair changes inside."""
+        """Return after how many seconds to check again: for renewals, and for repairs inside."""
         renewal = until_renewal(self.admin, self.controllers)
         if self.asleep:
             return renewal
@@ -100,26 +102,28 @@ class Credentials:
 
 
 class CredentialIssuer:
-    """Reuses published credentials while they are good, and issues others in their place."""
+    """Reuses published credentials while they are valid, and issues new credentials otherwise."""
 
     def __init__(self, context: OperatorContext, *, probes: CredentialProbes) -> None:
         self._context = context
         self._probes = probes
         self._verified: dict[str, tuple[str, float, frozenset[str]]] = {}
-        """By uid: of what, until when, and what mcm had reported before."""
+        """By uid: fingerprint of the verified set-up, monotonic time until which it counts, and refusals reported by
+        mcm before."""
         self._unsettled: set[str] = set()
 
     def forget(self, uid: str) -> None:
-        """Forget what was verified of the control plane with this uid."""
+        """Discard the verification of the control plane with this uid, so that the next call verifies its inside."""
         self._verified.pop(uid, None)
         self._unsettled.discard(uid)
 
     async def ensure(
         self, control_plane: ControlPlane, *, provision: Provision, auth: AuthSpec, identified: Identified
     ) -> Credentials:
-        """Return credentials that the control plane accepts. Raises ConditionError if its inside cannot be set up.
+        """Return credentials that the control plane accepts.
 
-        `identified` is called for an adopted cluster, before each writing there.
+        `identified` is called for an adopted cluster, before each write there. Raises ConditionError if the inside
+        cannot be set up.
         """
         if provision.asleep_as is not None:
             return await self._issue_asleep(control_plane, provision, auth=auth, version=provision.asleep_as)
@@ -131,16 +135,16 @@ class CredentialIssuer:
         refused = self._probes.refusal(uid) is not None
         verified = ready and not refused and self._is_verified(uid, fingerprint, refusals)
         if verified and admin and controllers and version:
-            made = Credentials(admin, controllers, version)
-            self._probes.follow(_key(control_plane), self._probed(control_plane, provision, made, auth=auth))
-            return made
+            issued = Credentials(admin, controllers, version)
+            self._probes.follow(_key(control_plane), self._probed(control_plane, provision, issued, auth=auth))
+            return issued
         try:
-            made = await self._set_up(
+            issued = await self._set_up(
                 control_plane, provision, auth=auth, admin=admin, controllers=controllers, identified=identified
             )
-            probed = self._probed(control_plane, provision, made, auth=auth)
-            if refused and made.incomplete is None:
-                made = await self._confirm_repair(made, probed)
+            probed = self._probed(control_plane, provision, issued, auth=auth)
+            if refused and issued.incomplete is None:
+                issued = await self._confirm_repair(issued, probed)
         except ProviderError as error:
             self.forget(uid)
             renewed = _is_renewed_without_writes(provision, auth)
@@ -150,17 +154,17 @@ class CredentialIssuer:
             self.forget(uid)
             reason = Reason.ROLE_NOT_FOUND if isinstance(error, RoleMissing) else Reason.BOOTSTRAP_FAILED
             raise ConditionError(reason, str(error)) from error
-        if made.incomplete is None:
+        if issued.incomplete is None:
             self._verified[uid] = fingerprint, time.monotonic() + jittered(_VERIFIED_SECONDS) * 0.75, refusals
             self._probes.follow(_key(control_plane), probed)
-        return made
+        return issued
 
     async def _explain(self, error: ProviderError, provision: Provision) -> ConditionError:
-        """Return why the inside cannot be set up, with the webhook of the tenant that caused it."""
+        """Return the reason why the inside cannot be set up; names the webhook of the tenant that caused it, if any."""
         try:
             async with self._client(provision.administrator) as client:
                 return await tenant_failure(client, _SETTING_UP, error)
-        except ProviderError:  # no client can be made of these credentials
+        except ProviderError:  # these credentials are not valid for a client
             return tenant_error(_SETTING_UP, error)
 
     def _probed(
@@ -177,18 +181,22 @@ class CredentialIssuer:
         )
 
     async def _confirm_repair(self, made: Credentials, probed: ProbedCredentials) -> Credentials:
-        """Return the credentials, as incomplete if the API server refuses them after the repair."""
+        """Return the credentials, marked as incomplete if the API server refuses them after the repair."""
         refusal = await probed.refusal_after_repair(self._context.connections)
         if refusal is None:
             return made
         remedy = "find out what changes it inside the control plane; the operator retries"
-        said = f"failed to repair the published credentials: {refusal}; {remedy}"
-        return replace(made, incomplete=ConditionError(Reason.CREDENTIALS_REJECTED, said))
+        message = f"failed to repair the published credentials: {refusal}; {remedy}"
+        return replace(made, incomplete=ConditionError(Reason.CREDENTIALS_REJECTED, message))
 
     async def _issue_asleep(
         self, control_plane: ControlPlane, provision: Provision, *, auth: AuthSpec, version: str
     ) -> Credentials:
-        """Renew by keys alone. The inside is set up, and the credentials are tried, when an API server runs."""
+        """Renew credentials with keys alone, without an API server.
+
+        Set-up and probes follow when the control plane wakes. Raises ConditionError (BootstrapFailed) if the keys do
+        not suffice, because the uid of a ServiceAccount is unknown.
+        """
         self.forget(control_plane.metadata.uid or "")
         self._probes.stop(_key(control_plane))
         admin, controllers = self._reusable(control_plane, provision=provision, auth=auth)
@@ -207,7 +215,7 @@ class CredentialIssuer:
         return Credentials(admin, controllers, version, asleep=True)
 
     def _note_replacement(self, uid: str, *, settled: bool) -> None:
-        """Verify anew after an API server was replaced."""
+        """Discard the verification once an API server has been replaced."""
         if not settled:
             self._unsettled.add(uid)
         elif uid in self._unsettled:
@@ -216,7 +224,7 @@ class CredentialIssuer:
     def _reusable(
         self, control_plane: ControlPlane, *, provision: Provision, auth: AuthSpec
     ) -> tuple[Identity | None, Identity | None]:
-        """Return the published identities of administrator and controllers that are good still."""
+        """Return the published identities of administrator and controllers that are still valid, else None."""
         by_certificate, lifetime = auth.model is AuthModel.X509, auth.lifetime_asked
         moved = self._is_another_server(control_plane, provision)
         admin = controllers = None
@@ -224,7 +232,7 @@ class CredentialIssuer:
             published = self._published(control_plane, kubeconfig_secret_name)
             admin = reusable(published, by_certificate=by_certificate, lifetime=lifetime)
         authorities = provision.authorities if provision.settled else None
-        # An API server that still has the keys of before could issue the next one with them as well.
+        # While the API server still has the old keys, the next token from it would be signed by them too.
         if admin is not None and authorities is not None and not issued_under(admin, authorities=authorities):
             admin = None
         if provision.controllers is not None:
@@ -287,10 +295,11 @@ class CredentialIssuer:
         controllers: Subject,
         has_credentials: bool,
     ) -> ConditionError | None:
-        """Write the identities into the control plane; returns why that is not complete, and can be for a while.
+        """Write the identities into the control plane.
 
-        Raises what `bootstrap` raises before the first publication, and for a failure that no webhook explains while
-        the published credentials are good (`has_credentials`).
+        Returns a failure that is acceptable for a while; None if all is written.
+        Before the first publication, raises the errors of `bootstrap`. Later, raises a failure that no webhook
+        explains, provided that the published credentials are valid (`has_credentials`).
         """
         published = control_plane.status.endpoint is not None
         try:
@@ -302,8 +311,8 @@ class CredentialIssuer:
                 owner=control_plane.metadata.uid,
                 published=published,
             )
-            chosen = class_in_force(control_plane, classes=self._context.stores.classes).chosen
-            if is_counted(control_plane, chosen=chosen, gateway=self._context.gateway):
+            control_plane_class = class_in_force(control_plane, classes=self._context.stores.classes).chosen
+            if is_counted(control_plane, chosen=control_plane_class, gateway=self._context.gateway):
                 await apply_flow_schemas(client, admin=admin, controllers=controllers)
         except RoleMissing as error:
             if not published:
@@ -312,8 +321,9 @@ class CredentialIssuer:
         except ProviderError as error:
             if not published:
                 raise
-            # A webhook of the tenant may refuse what kplane writes, or hold it up, and no token that kplane signs. So a
-            # sleeper wakes: its owner needs the API server to delete the webhook.
+            # A webhook of the tenant may refuse or delay these writes, but cannot block tokens that kplane signs
+            # itself. So a control plane with such a webhook still wakes: its owner needs the API server to delete the
+            # webhook.
             failure = await tenant_failure(client, _SETTING_UP, error)
             if has_credentials and not failure.guards:
                 raise
@@ -321,14 +331,14 @@ class CredentialIssuer:
         return None
 
     async def _token(self, client: Client, provision: Provision, *, account: str, lifetime: timedelta) -> Identity:
-        """Sign a token by the key of the control plane; ask its API server where kplane has no key, or no uid."""
+        """Return a token signed with the control plane's key, or by its API server if kplane has no key or no uid."""
         signed = await self._signed(provision, account=account, lifetime=lifetime, client=client)
         return signed or await issue_token(client, service_account=account, lifetime=lifetime)
 
     def _certificate(
         self, control_plane: ControlPlane, provision: Provision, *, lifetime: timedelta
     ) -> Identity | None:
-        """Issue a certificate for the administrator; None where kplane does not have the CA."""
+        """Issue a certificate for the administrator. Returns None if kplane does not have the CA."""
         if provision.authorities is None:
             return None
         user = administrator(control_plane.metadata.uid or "", by_certificate=True)
@@ -337,9 +347,10 @@ class CredentialIssuer:
     async def _signed(
         self, provision: Provision, *, account: str, lifetime: timedelta, client: Client | None = None
     ) -> Identity | None:
-        """Sign a token by the key of the control plane; None where kplane has no key, or no uid.
+        """Sign a token with the control plane's key. Returns None if kplane has no key or no uid for it.
 
-        A uid that etcd does not tell, because it is encrypted there, is read by `client`. No webhook judges a read.
+        If the uid cannot be read from etcd, because it is encrypted there, `client` reads it. Webhooks do not apply to
+        reads.
         """
         if provision.account_uid is None or provision.authorities is None:
             return None
@@ -357,7 +368,7 @@ class CredentialIssuer:
         )
 
     async def _version(self, provision: Provision, identity: Identity) -> str | None:
-        """Ask for the version as this identity; None if the control plane rejects it."""
+        """Return the version that the API server reports to this identity; None if the control plane rejects it."""
         try:
             async with self._client(identity.config(provision.administrator)) as client:
                 answer = await client.request("GET", "/version")
@@ -366,7 +377,7 @@ class CredentialIssuer:
         return reported_version(answer)
 
     def _ends(self, control_plane: ControlPlane) -> datetime | None:
-        """Return when the first of the published credentials ends; None if none are published."""
+        """Return the earliest expiry of the published credentials; None if none are published."""
         secrets = [self._published(control_plane, name) for name in (kubeconfig_secret_name, controllers_secret_name)]
         ends = [expires_at(secret) for secret in secrets if secret is not None]
         return min((end for end in ends if end is not None), default=None)
@@ -379,22 +390,25 @@ class CredentialIssuer:
         return self._context.stores.secrets.get(key)
 
     def _is_another_server(self, control_plane: ControlPlane, provision: Provision) -> bool:
-        """Tell whether another API server may have issued what is published: this one must not see it."""
+        """Return whether another API server may have issued the published credentials.
+
+        They must not be sent to this server.
+        """
         if control_plane.status.endpoint in (None, provision.addresses.internal):
             return False
-        known = config_of(self._published(control_plane, kubeconfig_secret_name))
+        published = config_of(self._published(control_plane, kubeconfig_secret_name))
         now = provision.administrator
-        # One that only changed its address still has its CA.
-        return known is None or (known.server != now.server and known.ca_data != now.ca_data)
+        # An API server that only changed its address still has its CA.
+        return published is None or (published.server != now.server and published.ca_data != now.ca_data)
 
     def _is_verified(self, uid: str, fingerprint: str, refusals: frozenset[str]) -> bool:
-        known, until, known_refusals = self._verified.get(uid, ("", 0.0, frozenset[str]()))
-        return known == fingerprint and time.monotonic() < until and refusals <= known_refusals
+        verified, until, known_refusals = self._verified.get(uid, ("", 0.0, frozenset[str]()))
+        return verified == fingerprint and time.monotonic() < until and refusals <= known_refusals
 
     def _refusals(self, uid: str) -> frozenset[str]:
-        """Name each time that mcm reports of the control plane to refuse its controllers, until that is over."""
-        found = self._context.stores.registrations.by("served", uid)
-        since = ((obj["metadata"]["uid"], refused_since(obj)) for obj in found)
+        """Return a token for each unresolved report of mcm that the control plane refuses its controllers."""
+        registrations = self._context.stores.registrations.by("served", uid)
+        since = ((obj["metadata"]["uid"], refused_since(obj)) for obj in registrations)
         return frozenset(f"{registration}/{time}" for registration, time in since if time is not None)
 
 
@@ -403,20 +417,20 @@ def _key(control_plane: ControlPlane) -> Key:
 
 
 def _subjects(control_plane: ControlPlane, provision: Provision, *, auth: AuthSpec) -> tuple[Subject, Subject]:
-    """Return who the administrator and the controllers are inside the control plane."""
+    """Return the subjects that administrator and controllers are inside the control plane."""
     by_certificate, certificate = auth.model is AuthModel.X509, provision.controllers
     controllers = Subject("User", user_of(certificate.certificate)) if certificate else CONTROLLERS_ACCOUNT
     return administrator(control_plane.metadata.uid or "", by_certificate=by_certificate), controllers
 
 
 async def _identify(client: Client, control_plane: ControlPlane, *, provision: Provision) -> str | None:
-    """Return the identity of the cluster; None if kplane keeps the data, and has read the identity of these data.
+    """Return the identity of the cluster; None if kplane holds the data and has read their identity before.
 
-    Raises BootstrapFailed, and what `client` raises.
+    Raises BootstrapFailed, and the errors of `client`.
     """
     if provision.authorities is not None:
-        known = control_plane.status
-        if known.cluster_uid is not None and provision.data_identity in (None, known.data_identity):
+        status = control_plane.status
+        if status.cluster_uid is not None and provision.data_identity in (None, status.data_identity):
             return None
     return await read_cluster_uid(client)
 
@@ -430,21 +444,26 @@ async def _read_account_uid(client: Client, account: str) -> str | None:
 
 
 def _is_renewed_without_writes(provision: Provision, auth: AuthSpec) -> bool:
-    """Tell whether kplane issues credentials by keys alone, so that no webhook of the tenant can refuse a renewal."""
+    """Return whether kplane renews credentials with keys alone.
+
+    No webhook of the tenant can refuse such a renewal.
+    """
     by_keys = provision.account_uid is not None or auth.model is AuthModel.X509
     return provision.authorities is not None and by_keys
 
 
 def _naming_end(failure: ConditionError, end: datetime | None, *, renewed: bool) -> ConditionError:
-    """Return the failure with the time until which published credentials can be used, if a webhook holds it up.
+    """Return the failure with the expiry of the published credentials in its message, if a webhook causes it.
 
-    `renewed` is whether they are renewed although the webhook refuses writes.
+    `renewed` means that the credentials are renewed although the webhook refuses writes.
     """
     if not failure.guards or end is None:
         return failure
-    then = "the operator renews them before that" if renewed else "they cannot be renewed, and no client gets in then"
-    said = f"the published credentials end at {end:%Y-%m-%d %H:%M} UTC: {then}"
-    return ConditionError(failure.reason, f"{failure.message}; {said}", guards=failure.guards)
+    outlook = (
+        "the operator renews them before that" if renewed else "they cannot be renewed, and no client gets in then"
+    )
+    expiry = f"the published credentials end at {end:%Y-%m-%d %H:%M} UTC: {outlook}"
+    return ConditionError(failure.reason, f"{failure.message}; {expiry}", guards=failure.guards)
 
 
 def _fingerprint(provision: Provision, auth: AuthSpec) -> str:

@@ -1,4 +1,4 @@
-"""Takes a control plane down in order: registrations, instances, credentials, data, namespace, finalizer."""
+"""Removal of a control plane in order: registrations, instances, credentials, data, namespace, finalizer."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ __all__ = ["DeletedRegistrations", "Progress", "Removal", "Retention"]
 
 
 class DeletedRegistrations:
-    """Default registrations that go before their control plane, and the instances that they leave behind.
+    """Default registrations that are deleted before their control plane, and the instances that they leave running.
 
-    With `kubectl delete controlplane --cascade=foreground` garbage collection deletes them at once. Then nothing is
-    there any more in which the end of an instance could be confirmed. As long as the class wants such a registration,
-    and no other one provides its services, it is made again. So one that is missing went with the deletion: no record
-    of it is needed to know that.
+    With `kubectl delete controlplane --cascade=foreground`, garbage collection deletes the registrations at once. Their
+    status can then no longer confirm the end of an instance. The operator recreates a default registration as long as
+    the class requests it and no other registration provides its services. So a missing default registration was deleted
+    together with its control plane, and no further record is needed.
     """
 
     def __init__(self, stores: Stores) -> None:
@@ -55,18 +55,18 @@ class DeletedRegistrations:
         stores.registrations.listen(self._changed)
 
     def unconfirmed(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> list[str]:
-        """Name the default registration of a deleted control plane where it went and its instance may run still.
+        """Return the name of the default registration if it is gone and its instance may still run.
 
-        So it is too where it went while nobody looked.
+        The result is the same if the registration was deleted while no operator ran.
         """
         name = control_plane.name
-        wanted = default_services(control_plane, chosen=chosen, stores=self._stores) and control_plane.status.endpoint
-        if not wanted or self._stores.registrations.get(("", name)) is not None:
+        expected = default_services(control_plane, chosen=chosen, stores=self._stores) and control_plane.status.endpoint
+        if not expected or self._stores.registrations.get(("", name)) is not None:
             return []
         return [name] if self._left.get(name, control_plane.metadata.uid) == control_plane.metadata.uid else []
 
     def forget(self, name: str) -> None:
-        """The control plane of this name is gone."""
+        """Discard the state of the deleted control plane of this name."""
         self._left.pop(name, None)
 
     def _changed(self, change: Change) -> None:
@@ -92,7 +92,7 @@ _SENTENCES: Final = {
 
 
 class Progress:
-    """The removal of one control plane, as far as one look at it gets."""
+    """Progress of one removal, as far as a single reconcile gets."""
 
     def __init__(self, context: OperatorContext, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
         self.step = Reason.REGISTRATIONS_PENDING
@@ -105,23 +105,23 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """For how long the removal has been going on, also in an operator that was there before.
+        """Seconds since an operator first handled the removal, across restarts of the operator.
 
-        Counted from our first look at it: before that, no operator waited.
+        Time before that does not count, because no operator waited then.
         """
         return (datetime.now(UTC) - self._began).total_seconds()
 
     def note(self, sentence: str) -> None:
-        """Have this said with every step from now on."""
+        """Add a sentence to the message of this step and of all later steps."""
         self._notes.append(sentence)
 
     async def begin(self, step: Reason) -> None:
-        """Go on to a step, and say so before anything of it is done."""
+        """Set the present step, and write the status before the step starts."""
         self.step = step
         await self.tell(_SENTENCES.get(step, ""))
 
     async def tell(self, message: str) -> None:
-        """Say what the present step does or waits for."""
+        """Write a message about the present step into the status."""
         message = "; ".join(filter(None, (message, *self._notes)))
         before = self._control_plane
         conditions = with_condition(
@@ -142,7 +142,7 @@ class Progress:
         self._control_plane = self._seen() or before.model_copy(update={"status": status})
 
     async def moved(self, *, namespace_uid: str) -> ControlPlane:
-        """Write down the uid of the namespace that was made anew."""
+        """Record the uid of the recreated namespace in the status."""
         before = self._control_plane
         status = before.status.model_copy(update={"namespace_uid": namespace_uid})
         await self._context.status.write(self._context.stores.control_planes, before, status=status)
@@ -151,20 +151,20 @@ class Progress:
 
     @property
     def control_plane(self) -> ControlPlane:
-        """The control plane as the operator's writes left it, unless its spec changed."""
+        """The control plane after the operator's latest write; as first read if its generation changed since."""
         return self._control_plane
 
     def _seen(self) -> ControlPlane | None:
         obj = self._context.stores.control_planes.get(("", self._control_plane.name))
-        found = as_recorded(obj) if obj is not None else None
+        cached = as_recorded(obj) if obj is not None else None
         before = self._control_plane.metadata
-        if found is None or (found.metadata.uid, found.metadata.generation) != (before.uid, before.generation):
+        if cached is None or (cached.metadata.uid, cached.metadata.generation) != (before.uid, before.generation):
             return None
-        return found
+        return cached
 
 
 class Retention:
-    """Retains the data of control planes that kplane runs. Every call may be repeated."""
+    """Retains the data of control planes that kplane runs. Each method may be repeated."""
 
     def __init__(self, context: OperatorContext, *, namespaces: ManagementNamespaces) -> None:
         self._context = context
@@ -172,10 +172,10 @@ class Retention:
         self._keys = TenantKeys(context)
 
     async def shut_out(self, control_plane: ControlPlane) -> None:
-        """Revoke what was issued in the control plane, while its API server still runs.
+        """Revoke the credentials that were issued in the control plane, while its API server still runs.
 
-        A failure is left to whoever takes the data over, because that does the same before anything is published; done
-        here, nothing issued before is let in for even the first moments after.
+        A failure is ignored: a control plane that takes the data over revokes them before it is published. A revocation
+        here means that old credentials are never accepted, not even in the first moments after an adoption.
         """
         with contextlib.suppress(ConditionError):
             administrator = await self._administrator(control_plane)
@@ -185,9 +185,10 @@ class Retention:
     async def recover(
         self, control_plane: ControlPlane, *, provisioner: Provisioner, progress: Progress
     ) -> ControlPlane:
-        """Have namespace and keys be there, if a user deleted them; returns the control plane with their uid.
+        """Recreate the namespace and the keys if a user deleted them.
 
-        Raises ConditionError while they are not.
+        Returns the control plane with the present namespace uid in its status. Raises ConditionError while namespace or
+        keys are missing.
         """
         uid = await self._namespaces.recover(control_plane, take_over=provisioner.take_over, volume=provisioner.volume)
         if uid is not None and control_plane.status.namespace_uid not in {None, uid}:
@@ -196,25 +197,25 @@ class Retention:
         return control_plane
 
     async def keep(self, control_plane: ControlPlane, *, provisioner: Provisioner) -> bool:
-        """Leave a record of a control plane that was taken down, with its keys; False where there is nothing to keep.
+        """Leave the namespace as a record of the removed control plane, with its keys.
 
-        Data whose keys somebody deleted are kept as well: keys can be restored, and data cannot. First the record, so
-        that whatever comes next finds it; the published Secrets are worth nothing by then, but for what keys are in
-        them.
+        Returns False if there are no data or keys to keep. Data are kept even if a user deleted their keys: keys can be
+        restored, and data cannot. The record is written first, so that a later call finds it. Published Secrets are of
+        no use by then, except for keys in them.
         """
-        keys = await self._keys.exist(control_plane)
-        if not keys and control_plane.status.endpoint is None and not await provisioner.has_data(control_plane):
+        has_keys = await self._keys.exist(control_plane)
+        if not has_keys and control_plane.status.endpoint is None and not await provisioner.has_data(control_plane):
             return False
         if not await self._namespaces.retain(control_plane):
             return False
         controllers = controllers_secret_name(control_plane.name)
-        if keys:
+        if has_keys:
             await delete_secret(self._context, control_plane, name=controllers)
         else:
             await make_secret_last(self._context, control_plane, name=controllers)
         await delete_secret(self._context, control_plane, name=kubeconfig_secret_name(control_plane.name))
         await self._keys.forget_certificates(control_plane)
-        # The record says from here on that they are unused: their namespace may be deleted.
+        # The record now marks the Secrets as unused, so their namespace may be deleted.
         await self._keys.unprotect(control_plane)
         await provisioner.unprotect(control_plane)
         return True
@@ -236,13 +237,14 @@ class Retention:
 _log: Final = logging.getLogger(__name__)
 
 _ETCD_SECONDS: Final = 60.0
-"""Maximum time since the deletion began that an etcd is waited for, to record its revision in snapshots."""
+"""Maximum time since the start of the deletion that the operator waits for etcd, to record its revision in snapshots.
+"""
 _CONSUMERS_SECONDS: Final = 30.0
-"""So long registrations and instances are waited for; they take a few seconds unless something is broken."""
+"""Maximum time that a deletion waits for registrations and instances. They usually take a few seconds."""
 
 
 class Removal:
-    """Removes control planes; each call goes as far as it can and says in the status what it waits for."""
+    """Removes control planes. Each call goes as far as possible and reports the pending step in the status."""
 
     def __init__(
         self,
@@ -255,7 +257,7 @@ class Removal:
         abandon: Callable[[ControlPlane], Awaitable[None]],
         served: ServedRevisions,
     ) -> None:
-        """`provisioner` tells which one made a control plane; `abandon` leaves nothing of a migration."""
+        """`provisioner` returns the provisioner of a control plane; `abandon` removes the traces of a migration."""
         self._context = context
         self._namespaces = namespaces
         self._provisioner = provisioner
@@ -270,10 +272,10 @@ class Removal:
         self._given_up: set[tuple[str, Reason]] = set()
         self._first_tries = FirstTries()
         self._warned: dict[str, Reason] = {}
-        """By uid, the reason of the last Warning about a removal. Messages may differ with each try."""
+        """By uid, the reason of the last Warning about a removal. The message may differ with each attempt."""
 
     async def remove(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Result | None:
-        """Continue the removal; returns None when the object can go."""
+        """Continue the removal of a control plane. Returns None when the object may go, else when to try again."""
         uid = control_plane.metadata.uid or ""
         if FINALIZER not in control_plane.metadata.finalizers:
             return None
@@ -291,9 +293,9 @@ class Removal:
                 self._context.client, progress.control_plane, store=self._context.stores.control_planes
             )
         except Conflict:
-            raise  # the object changed meanwhile: retried at once
+            raise  # the object changed since it was read: reconciled again at once
         except (ConditionError, ProviderError) as error:
-            # Also what the management cluster refuses, by a quota or an admission policy.
+            # ProviderError includes refusals by the management cluster, such as by a quota or an admission policy.
             failure = error if isinstance(error, ConditionError) else management_refusal(error)
             await progress.tell(failure.message)
             self._count(control_plane, self._first_tries.judge(uid, failure))
@@ -304,11 +306,11 @@ class Removal:
         self._warned.pop(uid, None)
         self._deleted.forget(control_plane.name)
         self._undone.pop(uid, None)
-        self._given_up = {told for told in self._given_up if told[0] != uid}
+        self._given_up = {entry for entry in self._given_up if entry[0] != uid}
         return None
 
     def _count(self, control_plane: ControlPlane, failure: ConditionError) -> None:
-        """Count a failure of the removal, with a Warning of it: the conditions only show the present step."""
+        """Count a failure of the removal and record a Warning, because the conditions only show the present step."""
         self._context.metrics.condition_failed("controlplane", reason=failure.reason)
         uid = control_plane.metadata.uid or ""
         if failure.reason.expected or self._warned.get(uid) is failure.reason:
@@ -320,7 +322,10 @@ class Removal:
     async def _read_class(
         self, control_plane: ControlPlane, *, known: ControlPlaneClass | None
     ) -> ControlPlaneClass | None:
-        """Return the class as it is now: a watch tells later of an edit, and data that are gone do not come back."""
+        """Read the class from the API server and return it; `known` if there is none or it is invalid.
+
+        The cache may lag behind an edit of the policy, and deleted data cannot be restored.
+        """
         reference = control_plane.spec.class_ref
         if reference is None:
             return known
@@ -339,7 +344,7 @@ class Removal:
         chosen: ControlPlaneClass | None,
         progress: Progress,
     ) -> ControlPlane:
-        """Write down by which policy is removed, before anything is, so that no edit of the class changes it."""
+        """Record the deletion policy before anything is removed, so that no later edit of the class changes it."""
         if is_unclear(control_plane, chosen=chosen):
             self._context.events.record(
                 control_plane,
@@ -354,7 +359,7 @@ class Removal:
     def _await_consumers(
         self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None, progress: Progress
     ) -> None:
-        """Raise ConditionError while registrations or instances use the control plane, unless that takes too long."""
+        """Raise ConditionError while registrations or instances use the control plane, for at most 30 s."""
         stores = self._context.stores
         if served := registrations_of(control_plane, stores=stores):
             progress.step = Reason.REGISTRATIONS_PENDING
@@ -372,23 +377,24 @@ class Removal:
     def _await(self, control_plane: ControlPlane, what: str, *, progress: Progress) -> None:
         if progress.seconds <= _CONSUMERS_SECONDS:
             raise ConditionError(Reason.DELETING, f"waiting until {what}; for {_CONSUMERS_SECONDS:.0f} s at most")
-        said = f"gone on after {_CONSUMERS_SECONDS:.0f} s without a confirmation that {what}"
-        progress.note(said)
-        if (told := (control_plane.metadata.uid or "", progress.step)) not in self._given_up:
-            self._given_up.add(told)
-            self._context.events.record(control_plane, reason="EndNotConfirmed", message=said, warning=True)
+        message = f"gone on after {_CONSUMERS_SECONDS:.0f} s without a confirmation that {what}"
+        progress.note(message)
+        if (key := (control_plane.metadata.uid or "", progress.step)) not in self._given_up:
+            self._given_up.add(key)
+            self._context.events.record(control_plane, reason="EndNotConfirmed", message=message, warning=True)
 
     async def _take_down(self, control_plane: ControlPlane, *, policy: DeletionPolicy, progress: Progress) -> str:
-        """Remove what is the control plane's own; returns what became of its data."""
+        """Remove the objects of the control plane; returns a clause about the fate of its data."""
         await self._namespaces.check_kept(control_plane)
         if await self._namespaces.is_foreign(control_plane):
-            # What runs there has the same names as ours would, and so have the data that a record stands for.
+            # Objects in a foreign namespace have the names that kplane uses, and may belong to the data of another
+            # record.
             namespace = management_namespace(control_plane.name)
             return f"nothing was touched, because namespace {namespace} does not belong to it"
         with runtime_errors(Reason.DELETION_FAILED):
-            # Also one that had not confirmed the end of its instance in time.
+            # This includes an mcm that has not confirmed the end of its instance in time.
             await self._mcms.vacate(control_plane)
-        # Under a path that was never granted, or that another one has the better right to, nothing is ours.
+        # A path never granted, or better claimed by another control plane, has no data of this control plane.
         made = control_plane.status.deletion_policy is not None and self._claims.holds(control_plane)
         if made:
             provisioner = self._provisioner(control_plane)
@@ -397,7 +403,7 @@ class Removal:
                 control_plane = await self._retention.recover(control_plane, provisioner=provisioner, progress=progress)
             await self._undo(control_plane, policy=policy, provisioner=provisioner, progress=progress)
             if policy is DeletionPolicy.RETAIN:
-                progress.step = Reason.RETAINING_DATA  # what came before may have been done by an earlier look
+                progress.step = Reason.RETAINING_DATA  # an earlier reconcile may have done the steps before
                 if await self._retention.keep(control_plane, provisioner=provisioner):
                     return f"its data were kept, by policy {policy}"
         progress.step = Reason.REMOVING_NAMESPACE
@@ -417,7 +423,8 @@ class Removal:
             await self._retention.shut_out(control_plane)
         await provisioner.shut_down(control_plane)
         if is_managed(control_plane):
-            # Between the end of the API server, which serves no higher revision, and that of the data.
+            # The API server has ended, so no client sees a higher revision. The etcd that knows the revision still
+            # exists.
             await self._served.remember(control_plane, waits=progress.seconds <= _ETCD_SECONDS)
         await progress.begin(Reason.RETAINING_DATA if policy is DeletionPolicy.RETAIN else Reason.DELETING_DATA)
         await provisioner.settle(control_plane, policy=policy)

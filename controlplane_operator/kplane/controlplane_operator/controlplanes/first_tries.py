@@ -1,7 +1,7 @@
-"""Failures before they last: the first tries of a step say that the control plane waits, and later ones why it fails.
+"""Grace for failures that may pass: the first attempts of a step are reported as a wait, later attempts as a failure.
 
-At a start, an etcd that elects its leader or an API server that makes its roles refuses some requests. Such a refusal
-passes within seconds. A Warning of each would hide the failures that last, such as a full disk.
+At a start, requests may fail while etcd elects its leader or an API server creates its roles. Such a failure passes
+within seconds. Warnings about it would hide lasting failures, such as a full disk.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from kplane.controlplane_operator.status.errors import ConditionError
 __all__ = ["FirstTries"]
 
 _TRIES: Final = 4
-"""Number of failures in succession from which on a failure lasts."""
+"""Number of consecutive failures from which on a failure is reported."""
 _LASTS_SECONDS: Final = 10.0
-"""Time from the first of these failures. Events of watched objects may cause several tries within a second."""
+"""Minimum time since the first of these failures. Events of watched objects may cause several attempts within a
+second."""
 
 
 @dataclass(slots=True)
@@ -31,19 +32,19 @@ class _Tries:
 
 
 class FirstTries:
-    """Counts, for each control plane, the failures in succession for one reason."""
+    """Counts consecutive failures for the same reason, by control plane."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` gives the time in seconds."""
+        """`clock` returns the time in seconds."""
         self._clock = clock
         self._tries: dict[Hashable, _Tries] = {}
 
     def judge(self, key: Hashable, failure: ConditionError, *, conditions: Iterable[Condition] = ()) -> ConditionError:
-        """Count a failure, and return it as the status is to tell it.
+        """Count a failure, and return it in the form for the status.
 
-        During the first tries it has the reason of waiting that `Reason.at_first` names, with the same message. A
-        failure that is told at once, or a wait, begins the count of the control plane anew. A failure that
-        `conditions`, those of the present status, tell already lasts: an operator that starts has no count of it.
+        During the first attempts, the result has the waiting reason `Reason.at_first` and the same message. A failure
+        without such a reason is returned unchanged and resets the count. `conditions` are those of the present status.
+        A failure whose reason they contain counts as lasting, because a restarted operator has no count of it.
         """
         waiting = failure.reason.at_first
         if waiting is None:
@@ -54,11 +55,11 @@ class FirstTries:
         if tries is None or tries.reason is not failure.reason:
             tries = self._tries[key] = _Tries(failure.reason, since=now)
         tries.count += 1
-        told = any(condition.reason == failure.reason for condition in conditions)
-        if told or (tries.count >= _TRIES and now - tries.since >= _LASTS_SECONDS):
+        is_reported = any(condition.reason == failure.reason for condition in conditions)
+        if is_reported or (tries.count >= _TRIES and now - tries.since >= _LASTS_SECONDS):
             return failure
         return ConditionError(waiting, failure.message, waits_for_event=failure.waits_for_event)
 
     def forget(self, key: Hashable) -> None:
-        """Begin the count anew: the control plane got through, or is gone."""
+        """Reset the count, because the control plane succeeded or is gone."""
         self._tries.pop(key, None)

@@ -1,4 +1,4 @@
-"""Publishes a control plane under the address of the gateway, and tells the gateway what it needs to serve it."""
+"""Publication of a control plane at the gateway: its address there, and the Secret that the gateway reads."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ __all__ = [
 
 _PAIR = "tls"
 _OPTIONAL: Final = frozenset({GATEWAY_LIMITS_KEY, GATEWAY_AUTHENTICATION_KEY, GATEWAY_BOOTSTRAP_TOKENS_KEY})
-"""Keys that a gateway Secret may have."""
+"""Keys that a gateway Secret may lack."""
 
 
 def endpoint_policy(
     context: OperatorContext, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None
 ) -> EndpointPolicy:
-    """Return which addresses are published, by the spec, or by the class.
+    """Return which addresses are published, by the spec or else by the class.
 
-    A control plane of mode Dedicated is at the gateway only if they say so. Raises ConditionError: NoGateway or
-    NoGatewayDomain if they ask for a gateway, or for a host name, that the operator does not have, InvalidClusterPath
-    if a name cannot be a path there.
+    A control plane of mode Dedicated is published at the gateway only on request. Raises ConditionError: NoGateway or
+    NoGatewayDomain if the operator lacks the requested gateway or domain, and InvalidClusterPath if the name cannot be
+    a path of the gateway.
     """
     asked = asked_policy(control_plane, chosen=chosen)
     if asked is EndpointPolicy.OWN:
@@ -94,7 +94,8 @@ def at_gateway(
 ) -> Provision:
     """Return the provision with the addresses that are published.
 
-    Raises as `endpoint_policy`, and ConditionError (ClusterPathInUse) if another control plane has the path there.
+    Raises the errors of `endpoint_policy`, and ConditionError (ClusterPathInUse) if another control plane holds the
+    path at the gateway.
     """
     policy = endpoint_policy(context, control_plane, chosen=chosen)
     gateway, own = context.gateway, provision.addresses
@@ -110,9 +111,9 @@ def at_gateway(
 def still_at_gateway(
     context: OperatorContext, control_plane: ControlPlane, *, provision: Provision, failure: ConditionError
 ) -> Provision:
-    """Return the provision with the path at the gateway that was published, if only the domain for another is missing.
+    """Return the provision with the published gateway address, if only the domain for a new address is missing.
 
-    So a class that asks for host names by mistake takes no address from anybody.
+    So a class that requests host names by mistake does not take the address away from clients.
     """
     published = {endpoint.type: endpoint.url for endpoint in control_plane.status.endpoints}
     external, gateway, own = published.get(EndpointType.EXTERNAL, ""), context.gateway, provision.addresses
@@ -133,10 +134,10 @@ def _check_path(path: str) -> None:
 
 
 def _check_unclaimed(context: OperatorContext, control_plane: ControlPlane, *, gateway: Gateway) -> None:
-    """Raise ConditionError if another control plane goes before this one at the gateway.
+    """Raise ConditionError (ClusterPathInUse) if another control plane has precedence at the gateway.
 
-    One that is published there goes before one that is not. Of two alike, that of mode Virtual goes first: the path is
-    its own by its clusterPath, while one of mode Dedicated has it by its name.
+    A published control plane precedes an unpublished one. Between equals, mode Virtual precedes mode Dedicated: the
+    former owns the path by its clusterPath, the latter has the path only by its name.
     """
     path = control_plane.cluster_path
 
@@ -157,7 +158,7 @@ def _check_unclaimed(context: OperatorContext, control_plane: ControlPlane, *, g
 
 
 def _is_published(control_plane: ControlPlane, *, path: str, gateway: Gateway) -> bool:
-    """Tell whether the status names the address that the gateway has for a path."""
+    """Return whether the status names the address that the gateway has for a path."""
     urls = {gateway.address(path)}
     if gateway.domain is not None:
         urls.add(gateway.host_address(f"{path}.{gateway.domain}"))
@@ -167,11 +168,12 @@ def _is_published(control_plane: ControlPlane, *, path: str, gateway: Gateway) -
 async def write_gateway_secret(
     context: OperatorContext, control_plane: ControlPlane, *, provision: Provision, chosen: ControlPlaneClass | None
 ) -> None:
-    """Have the gateway's Secret of a control plane if it is published under the gateway's address, and none otherwise.
+    """Write the gateway's Secret of a control plane that is published at the gateway; delete the Secret otherwise.
 
-    The certificate in it is the gateway's own: the API server takes users from it, and it opens nothing else. Writes
-    that are held stay held: a migration lets them continue when every replica leads to the new address.
-    Raises ConditionError (SecretsNotReadable) while the operator may not read the gateway's namespace.
+    The certificate in the Secret belongs to the gateway alone: API servers accept user names from its bearer, and the
+    certificate has no other use. The annotation of a write hold is kept: a migration releases the hold when every
+    replica routes to the new address. Raises ConditionError (SecretsNotReadable) while the operator may not read the
+    gateway's namespace.
     """
     gateway, authorities = context.gateway, provision.authorities
     if gateway is None or authorities is None:
@@ -179,21 +181,21 @@ async def write_gateway_secret(
     name, virtual = gateway_secret_name(control_plane.name), control_plane.home.mode is ControlPlaneMode.VIRTUAL
     host = host_name(gateway, control_plane, chosen=chosen)
     by_host = host is not None and provision.addresses.external == gateway.host_address(host)
-    wanted = by_host or gateway.serves(provision.addresses.external)
-    # Of one that is published there no more, a Secret may be left.
-    if virtual or wanted or _is_published(control_plane, path=control_plane.cluster_path, gateway=gateway):
+    at_gateway_now = by_host or gateway.serves(provision.addresses.external)
+    # A control plane that left the gateway may still have a Secret there, so its namespace is opened too.
+    if virtual or at_gateway_now or _is_published(control_plane, path=control_plane.cluster_path, gateway=gateway):
         await context.secrets.open(gateway.namespace)
-    known = context.stores.secrets.get((gateway.namespace, name))
+    existing = context.stores.secrets.get((gateway.namespace, name))
     if host is not None and by_host:
         server = provision.addresses.internal
         await _write_host(context, control_plane, name=name, namespace=gateway.namespace, server=server, host=host)
         return
     if not gateway.serves(provision.addresses.external):
-        if known is not None:
+        if existing is not None:
             await delete_secret(context, control_plane, name=name, namespace=gateway.namespace)
         return
-    pair = kept(find_pair(known, _PAIR), authorities.front_proxy, now=datetime.now(UTC), user=FRONT_PROXY_USER)
-    optional = limits_entry(chosen) | authentication_entry(chosen) | _tokens_of(known, control_plane)
+    pair = kept(find_pair(existing, _PAIR), authorities.front_proxy, now=datetime.now(UTC), user=FRONT_PROXY_USER)
+    optional = limits_entry(chosen) | authentication_entry(chosen) | _tokens_of(existing, control_plane)
     await write_secret(
         context,
         control_plane,
@@ -207,7 +209,7 @@ async def write_gateway_secret(
             **optional,
             **entries(_PAIR, pair or issue_client(authorities.front_proxy, user=FRONT_PROXY_USER)),
         },
-        annotations={UID_ANNOTATION: control_plane.metadata.uid or "", **_hold_of(known)},
+        annotations={UID_ANNOTATION: control_plane.metadata.uid or "", **_hold_of(existing)},
         never=tuple((_OPTIONAL | {GATEWAY_HOST_KEY}) - optional.keys()),
     )
 
@@ -218,35 +220,43 @@ def _hold_of(secret: Object | None) -> dict[str, str]:
 
 
 def _tokens_of(secret: Object | None, control_plane: ControlPlane) -> dict[str, bytes]:
-    """Return the entry with the bootstrap tokens that wake a control plane. An API server that runs knows its own."""
+    """Return the entry with the bootstrap tokens that wake a control plane; empty if it is awake.
+
+    A running API server checks its bootstrap tokens itself.
+    """
     if secret is None or control_plane.status.hibernation is None:
         return {}
     return {key: value for key, value in data_of(secret).items() if key == GATEWAY_BOOTSTRAP_TOKENS_KEY}
 
 
 def limits_entry(chosen: ControlPlaneClass | None) -> dict[str, bytes]:
-    """Return the entry with the limits of a class. It names the class also if that sets none: quotas are of it."""
+    """Return the entry with the limits of a class.
+
+    It names the class even without limits, because quotas are per class.
+    """
     if chosen is None:
         return {}
-    found: dict[str, str | int] = {"class": chosen.name}
+    entry: dict[str, str | int] = {"class": chosen.name}
     if (limits := chosen.spec.limits) is not None:
-        found |= limits.model_dump(by_alias=True, exclude_none=True, exclude={"request_bytes"})
-        if (longest := limits.request_bytes_asked) is not None:
-            found["requestBytes"] = longest
-    return {GATEWAY_LIMITS_KEY: json.dumps(found, sort_keys=True).encode()}
+        entry |= limits.model_dump(by_alias=True, exclude_none=True, exclude={"request_bytes"})
+        if (request_bytes := limits.request_bytes_asked) is not None:
+            entry["requestBytes"] = request_bytes
+    return {GATEWAY_LIMITS_KEY: json.dumps(entry, sort_keys=True).encode()}
 
 
 def authentication_entry(chosen: ControlPlaneClass | None) -> dict[str, bytes]:
-    """Return the entry with the credentials that API servers of a class accept; none for the defaults."""
+    """Return the entry with the credentials that API servers of a class accept; empty for the defaults."""
     settings = api_server_settings(chosen)
     flags = [flag.partition("=") for flag in settings.extra_args]
-    audiences = sorted({each for flag, _, value in flags if flag == "--api-audiences" for each in value.split(",")})
-    found = {
+    audiences = sorted(
+        {audience for flag, _, value in flags if flag == "--api-audiences" for audience in value.split(",")}
+    )
+    entry = {
         **({"clusterInfo": True} if chosen is not None and JOIN_ADDON in chosen.spec.addons else {}),
         **({"audiences": audiences} if audiences else {}),
         **({"issuers": [_issuer_entry(issuer) for issuer in settings.oidc]} if settings.oidc else {}),
     }
-    return {GATEWAY_AUTHENTICATION_KEY: json.dumps(found, sort_keys=True).encode()} if found else {}
+    return {GATEWAY_AUTHENTICATION_KEY: json.dumps(entry, sort_keys=True).encode()} if entry else {}
 
 
 def _issuer_entry(issuer: OidcIssuer) -> dict[str, Any]:
@@ -262,7 +272,7 @@ def _issuer_entry(issuer: OidcIssuer) -> dict[str, Any]:
 async def _write_host(
     context: OperatorContext, control_plane: ControlPlane, *, name: str, namespace: str, server: str, host: str
 ) -> None:
-    """Have the gateway's Secret of a control plane that has a host name. Nothing in it opens the API server."""
+    """Write the gateway's Secret of a control plane with a host name. It contains no credentials."""
     data = {"server": server.encode(), GATEWAY_HOST_KEY: host.encode()}
     await write_secret(
         context,

@@ -1,4 +1,4 @@
-"""Reads what each replica of the gateway confirms in its Lease: holds in force, and how far it serves routes."""
+"""State of the gateway's replicas, read from their Leases: write holds in force, and the routes that they serve."""
 
 from __future__ import annotations
 
@@ -33,37 +33,38 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS: Final = 0.05
 _PASS_SECONDS: Final = 2.0
-"""Maximum time that one pass waits for replicas. A worker does nothing else meanwhile."""
+"""Maximum time that one pass waits for replicas. The worker is blocked meanwhile."""
 _DEADLINE: Final = timedelta(seconds=10)
-"""Replicas that are behind for longer keep no control plane from being Ready, if another replica serves it."""
+"""Time after which a lagging replica no longer delays the condition Ready, if another replica serves the route."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A replica of the gateway that is there: its Lease has not expired."""
+    """A live replica of the gateway: its Lease has not expired."""
 
     name: str
     holds: Mapping[str, str]
-    """By uid of a control plane, the hold that is in force."""
+    """Write holds in force, by uid of the control plane."""
     in_flight: Mapping[str, Mapping[str, Any]]
-    """By uid of a control plane whose writes it cannot hold yet, the changes in flight."""
+    """Writes in flight, by uid of a control plane whose hold is not in force yet."""
     served: Mapping[str, int] | None
-    """By kind, the resourceVersion up to which it serves what objects say. None: it starts, or does not tell."""
+    """By kind, the resourceVersion up to which the replica serves objects. None while it starts, or if it does not
+    report."""
 
     def serves(self, wanted: Mapping[str, int]) -> bool:
-        """Tell whether it serves what objects of these resourceVersions say."""
+        """Return whether the replica serves the state of objects at these resourceVersions."""
         served = self.served or {}
         return all(served.get(kind, 0) >= version for kind, version in wanted.items())
 
 
 async def list_replicas(context: OperatorContext, gateway: Gateway) -> list[Replica]:
-    """Return the replicas that are there. Raises what the client raises.
+    """Return the live replicas of the gateway. Raises the errors of the client.
 
-    Without any, Envoy may still serve what it did. Whatever a replica with an expired Lease lets pass, the fence in
-    etcd refuses.
+    If there is no live replica, Envoy may still serve its last configuration. The fence in etcd refuses writes that
+    pass a replica with an expired Lease.
     """
-    found = await context.client.list(LEASES, namespace=gateway.namespace, label_selector=GATEWAY_LEASE_LABEL)
-    return [_replica(lease) for lease in found.items if not _is_expired(lease)]
+    leases = await context.client.list(LEASES, namespace=gateway.namespace, label_selector=GATEWAY_LEASE_LABEL)
+    return [_replica(lease) for lease in leases.items if not _is_expired(lease)]
 
 
 def _replica(lease: Object) -> Replica:
@@ -82,7 +83,7 @@ def _is_expired(lease: Object) -> bool:
         return True
     time, now = datetime.fromisoformat(renewed), datetime.now(UTC)
     lasts = timedelta(seconds=spec.get("leaseDurationSeconds", 0))
-    # A replica that ended while its clock was ahead would count as long as the clock was ahead.
+    # A Lease renewed by a clock that was ahead would otherwise seem valid for as long as that clock was ahead.
     return time + lasts < now or is_future(time - lasts, now=now)
 
 
@@ -95,69 +96,70 @@ class _Wait:
 class RouteConfirmation:
     """Waits until each replica of the gateway serves the route of a control plane.
 
-    Waiters share what was read of the Leases, so that many control planes at once cost no more than a few.
+    All waiters share one read of the Leases every 50 ms, so many control planes at once cost no more requests than a
+    few.
     """
 
     def __init__(self, context: OperatorContext) -> None:
         self._context = context
         self._confirmed: dict[str, int] = {}
-        """By uid, the resourceVersion of the gateway's Secret that all replicas served."""
+        """By uid, the resourceVersion of the gateway's Secret that all replicas have confirmed."""
         self._waits: dict[str, _Wait] = {}
         self._behind: dict[str, dict[str, int]] = {}
-        """Replicas that missed a deadline, with the resourceVersions that they did not serve. Until they do, no other
-        control plane waits for them."""
+        """Replicas that missed the deadline, with the resourceVersions that they lack. No other control plane waits for
+        such a replica until it serves them."""
         self._reading = asyncio.Lock()
         self._replicas: list[Replica] = []
         self._read_at = 0.0
 
     def forget(self, uid: str) -> None:
-        """Forget the control plane with this uid."""
+        """Discard the state of the control plane with this uid."""
         self._confirmed.pop(uid, None)
         self._waits.pop(uid, None)
 
     async def wait(self, control_plane: ControlPlane, *, is_new: bool) -> str:
-        """Return when each replica that is there serves what the Secret of the control plane says.
+        """Wait until each live replica serves the control plane's gateway Secret.
 
-        `is_new` says that clients may rely on something from now on that replicas do not know yet. Otherwise it does
-        not wait. Returns in a sentence which replicas are behind for long, if others are not. Without replicas there is
-        nothing to wait for. Raises ConditionError (RoutePending, GatewayBehind) if the control plane has to wait
-        longer, and what the client raises.
+        `is_new` means that clients may use a route from now on that replicas may not serve yet. If `is_new` is False,
+        the method does not wait. Returns a sentence that names the lagging replicas if other replicas serve the route,
+        and otherwise an empty string. Without replicas there is no wait. Raises ConditionError (RoutePending,
+        GatewayBehind) if the control plane has to wait longer, and the errors of the client.
         """
-        wanted = self._wanted(control_plane)
+        versions = self._wanted(control_plane)
         uid = control_plane.metadata.uid or ""
-        if not wanted:
+        if not versions:
             return ""
-        if not is_new or self._confirmed.get(uid) == wanted["secrets"]:
-            return self._said((await self._look(wanted))[0], wanted) if self._behind else ""
+        if not is_new or self._confirmed.get(uid) == versions["secrets"]:
+            return self._said((await self._look(versions))[0], versions) if self._behind else ""
         wait = self._waits.get(uid)
-        if wait is None or wait.secret_version != wanted["secrets"]:
-            wait = self._waits[uid] = _Wait(wanted["secrets"], time.monotonic())
-        replicas, behind = await self._look(wanted)
+        if wait is None or wait.secret_version != versions["secrets"]:
+            wait = self._waits[uid] = _Wait(versions["secrets"], time.monotonic())
+        replicas, behind = await self._look(versions)
         pass_ends = time.monotonic() + _PASS_SECONDS
         while behind and time.monotonic() < pass_ends:
             await asyncio.sleep(_POLL_SECONDS)
-            replicas, behind = await self._look(wanted)
+            replicas, behind = await self._look(versions)
         if not behind:
             self.forget(uid)
-            self._confirmed[uid] = wanted["secrets"]
-            return self._said(replicas, wanted)
-        return self._behind_for_long(replicas, behind, wanted=wanted, since=wait.began)
+            self._confirmed[uid] = versions["secrets"]
+            return self._said(replicas, versions)
+        return self._behind_for_long(replicas, behind, wanted=versions, since=wait.began)
 
     def _wanted(self, control_plane: ControlPlane) -> dict[str, int]:
-        """Return by kind the resourceVersion that replicas have to serve; nothing if the gateway does not serve it."""
+        """Return by kind the resourceVersion that replicas have to serve; empty if the gateway has no Secret for it."""
         if (gateway := self._context.gateway) is None:
             return {}
         secret = self._context.stores.secrets.get((gateway.namespace, gateway_secret_name(control_plane.name)))
         if secret is None:
             return {}
-        wanted = {"secrets": int(secret["metadata"]["resourceVersion"])}
+        versions = {"secrets": int(secret["metadata"]["resourceVersion"])}
         if control_plane.status.endpoint is None and control_plane.metadata.resource_version is not None:
-            # A route is made of both, and replicas may not know the control plane itself yet.
-            wanted["controlplanes"] = int(control_plane.metadata.resource_version)
-        return wanted
+            # A route consists of both objects, and a replica may not have seen a new control plane yet.
+            versions["controlplanes"] = int(control_plane.metadata.resource_version)
+        return versions
 
     async def _look(self, wanted: Mapping[str, int]) -> tuple[list[Replica], list[Replica]]:
-        """Return the replicas that tell what they serve, and which of them have to be waited for."""
+        """Return the replicas that report their state, and the lagging replicas to wait for."""
         replicas = [replica for replica in await self._recent() if replica.served is not None]
         present = {replica.name: replica for replica in replicas}
         self._behind = {
@@ -183,8 +185,14 @@ class RouteConfirmation:
     def _behind_for_long(
         self, replicas: Sequence[Replica], behind: Sequence[Replica], *, wanted: Mapping[str, int], since: float
     ) -> str:
-        """Return which replicas are behind if the control plane waits for them no longer. Raises ConditionError."""
-        waited, names = timedelta(seconds=time.monotonic() - since), ", ".join(each.name for each in behind)
+        """Return the sentence about lagging replicas if the deadline has passed.
+
+        Raises ConditionError: RoutePending before the deadline, GatewayBehind if no replica serves the route.
+        """
+        waited, names = (
+            timedelta(seconds=time.monotonic() - since),
+            ", ".join(replica_behind.name for replica_behind in behind),
+        )
         if waited < _DEADLINE:
             raise ConditionError(
                 Reason.ROUTE_PENDING, f"waiting until each replica of the gateway serves it: {names} does not yet"
@@ -201,7 +209,7 @@ class RouteConfirmation:
         return self._said(replicas, wanted)
 
     def _said(self, replicas: Sequence[Replica], wanted: Mapping[str, int]) -> str:
-        names = [each.name for each in replicas if each.name in self._behind and not each.serves(wanted)]
+        names = [replica.name for replica in replicas if replica.name in self._behind and not replica.serves(wanted)]
         if not names:
             return ""
         seconds = _DEADLINE.total_seconds()

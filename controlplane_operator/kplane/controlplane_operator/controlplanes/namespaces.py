@@ -1,8 +1,8 @@
-"""The namespace that a control plane owns in the management cluster. The operator touches only namespaces that it made.
+"""The management namespace of a control plane. The operator changes only namespaces that it created.
 
-The namespace holds the keys of a control plane that kplane runs, so it has no ownerReference. Otherwise `kubectl delete
---cascade=foreground` would have it garbage-collected before the operator acts. Annotations name its owner instead. It
-stays as the record of retained data.
+The namespace holds the keys of a managed control plane, so it has no ownerReference. Otherwise `kubectl delete
+--cascade=foreground` would have it garbage-collected before the operator acts. Annotations name its owner instead. The
+namespace stays as the record of retained data.
 """
 
 from __future__ import annotations
@@ -50,15 +50,16 @@ _ACTIVE: Final = "Active"
 
 
 class TakeOver(Protocol):
-    """What is done with the data of an earlier control plane, of the uid `former`, that the control plane may have."""
+    """Callback that prepares the data of an earlier control plane, with uid `former`, for their new owner."""
 
     async def __call__(self, control_plane: ControlPlane, *, former: str) -> None: ...
 
 
 class ManagementNamespaces:
-    """Makes the namespaces of control planes, hands them on with the data that they stand for, and removes them.
+    """Creates the namespaces of control planes, transfers them with retained data, and removes them.
 
-    A namespace that a user deleted is made anew, with the same keys. They are saved before the namespace goes.
+    A namespace that a user deleted is recreated with the same keys. The operator saves the keys before the namespace
+    goes.
     """
 
     def __init__(
@@ -68,9 +69,9 @@ class ManagementNamespaces:
         remade: Sequence[Callable[[str], None]] = (),
         opened: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        """`remade` are called with the name of a namespace that was made anew, so that nothing in it is known.
+        """`remade` are called with the name of a recreated namespace, so that caches of its contents are discarded.
 
-        `opened` lets the operator use the Secrets of a namespace.
+        `opened` gives the operator access to the Secrets of a namespace.
         """
         self._context = context
         self._remade = remade
@@ -79,15 +80,14 @@ class ManagementNamespaces:
         self._saved = SavedKeys(context)
 
     async def check(self, control_plane: ControlPlane) -> None:
-        """Raise ConditionError (DataRetained) where the namespace is known to keep data that the control plane may not
-        have.
+        """Raise ConditionError (DataRetained) if the namespace keeps data that the control plane may not take over.
 
-        For before anything is written down about a control plane; `ensure` decides.
+        This check reads the cache, before anything about the control plane is recorded. `ensure` decides.
         """
-        known = self._context.stores.namespaces.get(("", management_namespace(control_plane.name)))
-        record = record_of(known, control_plane) if known is not None and not _terminating(known) else None
-        if known is not None and record is not None and not record.is_of(control_plane):
-            await self._check_adoption(control_plane, namespace=known, record=record)
+        namespace = self._context.stores.namespaces.get(("", management_namespace(control_plane.name)))
+        record = record_of(namespace, control_plane) if namespace is not None and not _terminating(namespace) else None
+        if namespace is not None and record is not None and not record.is_of(control_plane):
+            await self._check_adoption(control_plane, namespace=namespace, record=record)
 
     async def ensure(
         self,
@@ -96,48 +96,51 @@ class ManagementNamespaces:
         take_over: TakeOver,
         volume: Callable[[ControlPlane], Awaitable[str | None]],
     ) -> str:
-        """Have the namespace exist and be the control plane's; returns its uid, which is to be in the status.
+        """Ensure that the namespace exists and belongs to the control plane; returns its uid, for the status.
 
-        `take_over` is called with the uid of an earlier one whose data the control plane takes over. `volume` names
-        what in the namespace holds the control plane's data.
+        `take_over` is called with the uid of the earlier control plane if the control plane takes over its data.
+        `volume` names the object in the namespace that holds the control plane's data.
 
-        Raises ConditionError: NamespaceConflict where somebody else made one of that name, DataRetained where it keeps
-        data that the control plane may not have, NamespaceDeleted where a user deleted it, Provisioning where the one
-        of an earlier one is still on its way out, SecretsNotReadable until the operator can read the Secrets in it.
+        Raises ConditionError with one of these reasons:
+        - NamespaceConflict: another user created the namespace.
+        - DataRetained: the namespace keeps data that the control plane may not take over.
+        - NamespaceDeleted: a user deleted the namespace.
+        - Provisioning: the namespace of an earlier control plane is terminating.
+        - SecretsNotReadable: the operator cannot read the Secrets of the namespace yet.
         """
         name = management_namespace(control_plane.name)
-        found = self._context.stores.namespaces.get(("", name)) or await self._create(control_plane, name)
-        if self._is_another(found, control_plane):
+        namespace = self._context.stores.namespaces.get(("", name)) or await self._create(control_plane, name)
+        if self._is_another(namespace, control_plane):
             raise _replaced(control_plane)
-        if _lost_label(found, control_plane):
+        if _lost_label(namespace, control_plane):
             labels = {CONTROL_PLANE_LABEL: label_value(control_plane.name), **POD_SECURITY}
-            found = await self._patch(found, {"labels": labels})
-        record = record_of(found, control_plane)
-        if record is None and not is_owned(found, control_plane):
+            namespace = await self._patch(namespace, {"labels": labels})
+        record = record_of(namespace, control_plane)
+        if record is None and not is_owned(namespace, control_plane):
             raise _foreign(control_plane)
-        if _terminating(found):
+        if _terminating(namespace):
             if record is not None and record.is_of(control_plane):
-                await self.rescue(control_plane, namespace=found, volume=volume)
-            raise _leaving(found, with_keys=record is not None)
+                await self.rescue(control_plane, namespace=namespace, volume=volume)
+            raise _leaving(namespace, with_keys=record is not None)
         if self._opened is not None:
             await self._opened(name)
         if record is not None and not record.is_of(control_plane):
-            await self._check_adoption(control_plane, namespace=found, record=record)
-            # While it is still written down who that is.
+            await self._check_adoption(control_plane, namespace=namespace, record=record)
+            # The take-over comes before the patch, because the patch replaces the former uid.
             await take_over(control_plane, former=record.uid)
-            await self._patch(found, owned_metadata(control_plane))
+            await self._patch(namespace, owned_metadata(control_plane))
             self._context.events.record(
                 control_plane, reason="DataAdopted", message=f"took over the data that namespace {name} keeps"
             )
         elif record is not None and is_managed(control_plane) and record.home != control_plane.home:
-            await self._patch(found, owned_metadata(control_plane))
-        elif not POD_SECURITY.items() <= (found["metadata"].get("labels") or {}).items():
-            await self._patch(found, {"labels": POD_SECURITY})
-        uid: str = found["metadata"]["uid"]
+            await self._patch(namespace, owned_metadata(control_plane))
+        elif not POD_SECURITY.items() <= (namespace["metadata"].get("labels") or {}).items():
+            await self._patch(namespace, {"labels": POD_SECURITY})
+        uid: str = namespace["metadata"]["uid"]
         return uid
 
     async def settle(self, control_plane: ControlPlane) -> None:
-        """Forget the token of a namespace that was made anew, now that its uid is in the status."""
+        """Discard the token of a recreated namespace, since the status has its uid now."""
         saved = self._saved.find(control_plane)
         if saved is not None and not data_of(saved):
             await self._saved.forget(control_plane)
@@ -149,24 +152,24 @@ class ManagementNamespaces:
         namespace: Object,
         volume: Callable[[ControlPlane], Awaitable[str | None]],
     ) -> NoReturn:
-        """Save the keys from a namespace that a user deleted. Raises ConditionError (NamespaceDeleted) in any case.
+        """Save the keys from a namespace that a user deleted, then raise ConditionError (NamespaceDeleted) in any case.
 
-        The keys go only after data that would go with the namespace, which a person has to secure first.
+        The keys are released only if no volume would go with the namespace. A person has to secure such a volume first.
         """
         name = namespace["metadata"]["name"]
-        held = await volume(control_plane)
-        await self._keys.save(control_plane, release=held is None)
-        said = f"a user deleted namespace {name}; the operator saved the keys of the control plane"
-        if held is None:
-            what = "when the namespace is gone, the operator makes it anew and puts the keys back"
+        volume_claim = await volume(control_plane)
+        await self._keys.save(control_plane, release=volume_claim is None)
+        state = f"a user deleted namespace {name}; the operator saved the keys of the control plane"
+        if volume_claim is None:
+            remedy = "when the namespace is gone, the operator makes it anew and puts the keys back"
         else:
-            what = (
-                f"{held} holds the data and keeps the namespace: secure its volume, remove finalizer"
+            remedy = (
+                f"{volume_claim} holds the data and keeps the namespace: secure its volume, remove finalizer"
                 f" {PROTECTION_FINALIZER} from the claim, and the operator makes the namespace anew;"
                 " docs/troubleshoot/lost-namespace.md has the commands"
             )
-        # A finalizer of another program may hold the namespace for longer than the operator's own.
-        raise ConditionError(Reason.NAMESPACE_DELETED, f"{said}; {what}. Now {describe_leaving(namespace)}")
+        # The message describes the deletion, because a finalizer of another program may hold the namespace for long.
+        raise ConditionError(Reason.NAMESPACE_DELETED, f"{state}; {remedy}. Now {describe_leaving(namespace)}")
 
     async def recover(
         self,
@@ -175,76 +178,81 @@ class ManagementNamespaces:
         take_over: TakeOver,
         volume: Callable[[ControlPlane], Awaitable[str | None]],
     ) -> str | None:
-        """Have a namespace that a user deleted back before a removal that retains the data.
+        """Recreate a namespace that a user deleted, before a removal that retains the data.
 
-        Returns the uid of the namespace, None where there is none. Raises ConditionError as `ensure` does.
+        Returns the uid of the namespace, or None if there is none. Raises ConditionError as `ensure` does.
         """
-        found = await self._find(control_plane)
+        namespace = await self._find(control_plane)
         saved = self._saved.find(control_plane)
-        if (found is None and saved is None) or not is_managed(control_plane):
+        if (namespace is None and saved is None) or not is_managed(control_plane):
             return None
-        if found is not None and not _terminating(found):
-            uid: str = found["metadata"]["uid"]
+        if namespace is not None and not _terminating(namespace):
+            uid: str = namespace["metadata"]["uid"]
             return uid
         return await self.ensure(control_plane, take_over=take_over, volume=volume)
 
     async def check_kept(self, control_plane: ControlPlane) -> None:
-        """Raise ConditionError (Deleting) if another namespace is where the one of a control plane with data was.
+        """Raise ConditionError (Deleting) if a namespace of another origin replaces that of a control plane with data.
 
-        Its data cannot be removed or recorded then, and to remove the control plane alone would leave them behind.
+        The data cannot be removed or recorded then, and removing the control plane alone would leave them behind.
         """
-        found = await self._find(control_plane)
-        if found is not None and is_managed(control_plane) and self._is_another(found, control_plane):
+        namespace = await self._find(control_plane)
+        if namespace is not None and is_managed(control_plane) and self._is_another(namespace, control_plane):
             raise ConditionError(
-                Reason.DELETING, f"{_REPLACED.format(found['metadata']['name'])}, and the removal continues"
+                Reason.DELETING, f"{_REPLACED.format(namespace['metadata']['name'])}, and the removal continues"
             )
 
     async def is_foreign(self, control_plane: ControlPlane) -> bool:
-        """Tell whether there is a namespace that is not known as the control plane's, so that nothing in it is.
+        """Return whether the namespace exists and does not belong to the control plane.
 
-        It may be somebody else's, or the record of another control plane.
+        It may belong to another user, or be the record of another control plane.
         """
-        found = await self._find(control_plane)
-        return found is not None and (self._is_another(found, control_plane) or not is_owned(found, control_plane))
+        namespace = await self._find(control_plane)
+        return namespace is not None and (
+            self._is_another(namespace, control_plane) or not is_owned(namespace, control_plane)
+        )
 
     async def find_owned(self, control_plane: ControlPlane) -> Object | None:
-        """Return the namespace, if it is known as the control plane's."""
-        found = await self._find(control_plane)
-        return found if found is not None and is_owned(found, control_plane) else None
+        """Return the namespace if it belongs to the control plane; None otherwise."""
+        namespace = await self._find(control_plane)
+        return namespace if namespace is not None and is_owned(namespace, control_plane) else None
 
     async def retain(self, control_plane: ControlPlane) -> bool:
-        """Leave the namespace as the record of the control plane's data; False where there is none to leave."""
-        found = await self._find(control_plane)
-        record = record_of(found, control_plane) if found is not None and not _terminating(found) else None
-        if found is None or record is None or not record.is_of(control_plane):
+        """Keep the namespace as the record of the control plane's data. Returns False if there is no such namespace."""
+        namespace = await self._find(control_plane)
+        record = record_of(namespace, control_plane) if namespace is not None and not _terminating(namespace) else None
+        if namespace is None or record is None or not record.is_of(control_plane):
             return False
-        # It may have moved in the pass before, which did not come to write that down.
-        await self._patch(found, retained_metadata(record, home=control_plane))
+        # A migration in the previous pass may not have recorded the new home in the namespace.
+        await self._patch(namespace, retained_metadata(record, home=control_plane))
         return True
 
     async def remove(self, control_plane: ControlPlane) -> None:
-        """Delete the namespace, unless it was never ours. Raises ConditionError (Deleting) until it is gone."""
-        found = await self._find(control_plane)
-        if found is None or not is_owned(found, control_plane):
+        """Delete the namespace if it belongs to the control plane.
+
+        Raises ConditionError (Deleting) until it is gone.
+        """
+        namespace = await self._find(control_plane)
+        if namespace is None or not is_owned(namespace, control_plane):
             await self._saved.forget(control_plane)
             return
-        name = found["metadata"]["name"]
+        name = namespace["metadata"]["name"]
         if is_managed(control_plane):
             await self._keys.unprotect(control_plane)
-        if not _terminating(found):
+        if not _terminating(namespace):
             try:
-                await self._context.client.delete(NAMESPACES, name, uid=found["metadata"]["uid"])
+                await self._context.client.delete(NAMESPACES, name, uid=namespace["metadata"]["uid"])
             except NotFound:
                 await self._saved.forget(control_plane)
                 return
             raise ConditionError(Reason.DELETING, f"waiting until namespace {name} is gone")
-        raise ConditionError(Reason.DELETING, f"waiting until the namespace is gone: {describe_leaving(found)}")
+        raise ConditionError(Reason.DELETING, f"waiting until the namespace is gone: {describe_leaving(namespace)}")
 
     async def _check_adoption(
         self, control_plane: ControlPlane, *, namespace: Object, record: RetainedDataRecord
     ) -> None:
         if record.adoption_token is None:
-            # A user removed the finalizer of its control plane, so there is no token to adopt its data with yet.
+            # A user removed the finalizer of the former control plane, so the record has no adoption token yet.
             await self._patch(namespace, retained_metadata(record))
         check_adoption(control_plane, record=record)
 
@@ -265,40 +273,44 @@ class ManagementNamespaces:
             if (address := control_plane.status.claimed_address) is not None:
                 metadata["annotations"] = {CLAIMED_ADDRESS_ANNOTATION: address}
         if control_plane.status.namespace_uid is not None:
-            # Before it is made, so that the operator knows it again, whatever becomes of the operator meanwhile.
+            # The token is saved before the namespace is created, so that a restarted operator recognizes the namespace.
             token = token_of(await self._saved.save(control_plane))
             metadata["annotations"] = {**metadata.get("annotations", {}), NAMESPACE_TOKEN_ANNOTATION: token}
             if fingerprints := control_plane.status.key_fingerprints:
-                # Before the keys are back, from wherever: others are not taken for them.
+                # Fingerprints come before the keys are restored, so that no other keys are taken for them.
                 metadata["annotations"][KEY_FINGERPRINTS_ANNOTATION] = KeyRecord((fingerprints,)).annotation()
             for forget in self._remade:
                 forget(name)
         try:
-            made = await self._context.client.create(NAMESPACES, {"metadata": metadata})
+            namespace = await self._context.client.create(NAMESPACES, {"metadata": metadata})
         except AlreadyExists:
-            made = await self._context.client.get(NAMESPACES, name)
-        if CONTROL_PLANE_LABEL in (made["metadata"].get("labels") or {}):
-            self._context.stores.namespaces.apply(made)
-        return made
+            namespace = await self._context.client.get(NAMESPACES, name)
+        if CONTROL_PLANE_LABEL in (namespace["metadata"].get("labels") or {}):
+            self._context.stores.namespaces.apply(namespace)
+        return namespace
 
     async def _patch(self, namespace: Object, metadata: dict[str, Any]) -> Object:
-        """Change what the namespace records; raises Conflict where it is no longer as it was read."""
+        """Patch the metadata of the namespace. Raises Conflict if the namespace changed since it was read."""
         body = {"metadata": {**metadata, "resourceVersion": namespace["metadata"]["resourceVersion"]}}
         patched = await self._context.client.patch(NAMESPACES, namespace["metadata"]["name"], body)
         self._context.stores.namespaces.apply(patched)
         return patched
 
     def _is_another(self, namespace: Object, control_plane: ControlPlane) -> bool:
-        """Tell whether the control plane had a namespace before, and this one was made by another user."""
+        """Return whether the control plane had a namespace before, and another user created this namespace."""
         if control_plane.status.namespace_uid in (None, namespace["metadata"]["uid"]):
             return False
-        saved, given = self._saved.find(control_plane), token_of(namespace)
+        saved, namespace_token = self._saved.find(control_plane), token_of(namespace)
         token = token_of(saved) if saved is not None else None
-        return token is None or given is None or not hmac.compare_digest(given.encode(), token.encode())
+        return (
+            token is None
+            or namespace_token is None
+            or not hmac.compare_digest(namespace_token.encode(), token.encode())
+        )
 
 
 def _lost_label(namespace: Object, control_plane: ControlPlane) -> bool:
-    """Tell whether the namespace is the control plane's by all but the label, which was removed."""
+    """Return whether the namespace belongs to the control plane, but a user removed its label."""
     metadata = namespace["metadata"]
     owners = {owner.get("uid") for owner in metadata.get("ownerReferences") or ()}
     owners.add((metadata.get("annotations") or {}).get(UID_ANNOTATION))
@@ -307,14 +319,14 @@ def _lost_label(namespace: Object, control_plane: ControlPlane) -> bool:
 
 def _foreign(control_plane: ControlPlane) -> ConditionError:
     name = management_namespace(control_plane.name)
-    said = f"namespace {name} exists and does not belong to this control plane, so nothing is put into it"
+    state = f"namespace {name} exists and does not belong to this control plane, so nothing is put into it"
     if control_plane.status.endpoint is None:
-        what = "delete the namespace, or give the control plane another name"
+        remedy = "delete the namespace, or give the control plane another name"
     else:
-        # To delete it would be to delete the keys of a control plane that runs.
+        # Deleting this namespace would delete the keys of a running control plane.
         label = f"{CONTROL_PLANE_LABEL}={label_value(control_plane.name)}"
-        what = f"restore its label {label} and annotation {UID_ANNOTATION}={control_plane.metadata.uid}, which it had"
-    return ConditionError(Reason.NAMESPACE_CONFLICT, f"{said}; {what}")
+        remedy = f"restore its label {label} and annotation {UID_ANNOTATION}={control_plane.metadata.uid}, which it had"
+    return ConditionError(Reason.NAMESPACE_CONFLICT, f"{state}; {remedy}")
 
 
 _REPLACED: Final = (
@@ -324,14 +336,16 @@ _REPLACED: Final = (
 
 
 def _replaced(control_plane: ControlPlane) -> ConditionError:
-    said = _REPLACED.format(management_namespace(control_plane.name))
-    return ConditionError(Reason.NAMESPACE_CONFLICT, f"{said}, and the operator makes its own one anew")
+    state = _REPLACED.format(management_namespace(control_plane.name))
+    return ConditionError(Reason.NAMESPACE_CONFLICT, f"{state}, and the operator makes its own one anew")
 
 
 def _leaving(namespace: Object, *, with_keys: bool) -> ConditionError:
-    said = f"waiting until a namespace of that name is gone: {describe_leaving(namespace)}"
-    held = f"; to give up what it keeps of an earlier control plane, remove finalizer {PROTECTION_FINALIZER} from that"
-    return ConditionError(Reason.PROVISIONING, said + held if with_keys else said)
+    state = f"waiting until a namespace of that name is gone: {describe_leaving(namespace)}"
+    remedy = (
+        f"; to give up what it keeps of an earlier control plane, remove finalizer {PROTECTION_FINALIZER} from that"
+    )
+    return ConditionError(Reason.PROVISIONING, state + remedy if with_keys else state)
 
 
 def _terminating(namespace: Object) -> bool:

@@ -1,4 +1,4 @@
-"""A pass: one look at a control plane, and what each of its phases found."""
+"""A pass: one reconcile of a control plane, with the outcome of each phase."""
 
 from __future__ import annotations
 
@@ -20,53 +20,56 @@ __all__ = ["Pass"]
 
 @dataclass(slots=True)
 class Pass:
-    """One look at a control plane: what each phase found, from which its status is made."""
+    """State of one reconcile of a control plane: the outcomes of its phases, from which the status is made."""
 
     control_plane: ControlPlane
     followed: ClassInForce
     until_written: AsyncExitStack
-    """Closed after the status is written."""
+    """Contexts that stay open until the status is written."""
     home: Home | None
-    """Where its data live, or are to live; None for those of an API server that kplane does not run."""
+    """Present or planned home of the data; None for an API server that kplane does not run."""
     stored: ControlPlane | None = None
-    """As it was before this pass, if the last status of the pass is its first."""
+    """The control plane before this pass, if the last status of the pass is also its first."""
     provisioner: Provisioner | None = None
     decision: Decision | None = None
-    """Whether it sleeps."""
+    """Decision about the sleep of the control plane."""
     claimed: str | None = None
     namespace_uid: str | None = None
     provision: Provision | None = None
     credentials: Credentials | None = None
     published: dict[str, Any] | None = None
-    """Fields of the status, once all that they name is there."""
+    """Published fields of the status; set once all objects that they name exist."""
     behind: str = ""
-    """Which replicas of the gateway do not serve it, in a sentence; others do."""
+    """Sentence that names the replicas of the gateway that do not serve the control plane yet, while others do."""
     again: Result | None = None
     failure: ConditionError | None = None
 
     @property
     def in_its_home(self) -> ControlPlane:
-        """The control plane with a home, which the status has only when it is written down before anything is made."""
+        """The control plane with its home.
+
+        The status has the home only if it is written before the first object is made.
+        """
         return self.control_plane.at(self.home) if self.home is not None else self.control_plane
 
     @property
     def was_published(self) -> bool:
-        """Whether users rely on it already."""
+        """Whether the control plane has been published before, so that users rely on it."""
         return self.control_plane.status.endpoint is not None
 
     @property
     def is_asleep(self) -> bool:
-        """Whether no API server was found to run, or was started."""
+        """Whether the control plane sleeps, so that no API server runs."""
         return self.provision is not None and self.provision.asleep_as is not None
 
     @property
     def unready(self) -> ConditionError | None:
-        """Why it is not Ready: a phase failed, or its set-up is incomplete."""
+        """The failure that keeps the control plane from being Ready: of a phase, or of an incomplete set-up."""
         return self.failure or (self.credentials.incomplete if self.credentials is not None else None)
 
     @property
     def ready(self) -> tuple[Reason, str]:
-        """Reason and message of the condition Ready."""
+        """Reason and message of condition Ready."""
         if self.unready is not None:
             return self.unready.reason, self.unready.message
         return Reason.RECONCILED, "; ".join(filter(None, ("the control plane is ready", self.behind)))

@@ -1,4 +1,4 @@
-"""Publishes a running control plane: endpoint, Secrets, default registration, and the fields of its status."""
+"""Publication of a running control plane: its endpoint, Secrets, default registration and status fields."""
 
 from __future__ import annotations
 
@@ -33,28 +33,29 @@ __all__ = ["ensure_default_registration", "ensure_endpoint", "published_fields",
 
 
 async def ensure_endpoint(context: OperatorContext, control_plane: ControlPlane, *, addresses: Addresses) -> None:
-    """Have the ControlPlaneEndpoint of a control plane that kplane runs say where it is.
+    """Create or update the ControlPlaneEndpoint of a control plane whose API server kplane runs.
 
-    Raises ConditionError (EndpointInvalid) if somebody else made one of that name: it is not overwritten.
+    Raises ConditionError (EndpointInvalid) if an endpoint of this name exists and the control plane does not own it.
+    Such an endpoint is not overwritten.
     """
     name = control_plane.name
     store = context.stores.endpoints
     spec = {"endpoint": addresses.internal, "externalEndpoint": addresses.external, "joinEndpoint": addresses.join}
-    known = store.get(("", name))
-    if known is None:
+    existing = store.get(("", name))
+    if existing is None:
         try:
-            known = await context.client.create(CONTROL_PLANE_ENDPOINTS, _owned(store.resource, control_plane, spec))
+            existing = await context.client.create(CONTROL_PLANE_ENDPOINTS, _owned(store.resource, control_plane, spec))
         except AlreadyExists:
-            known = await context.client.get(CONTROL_PLANE_ENDPOINTS, name)
-        store.apply(known)
-    owners = [owner.uid for owner in PartialEndpoint.of(known).metadata.owner_references]
+            existing = await context.client.get(CONTROL_PLANE_ENDPOINTS, name)
+        store.apply(existing)
+    owners = [owner.uid for owner in PartialEndpoint.of(existing).metadata.owner_references]
     if control_plane.metadata.uid not in owners:
         raise ConditionError(
             Reason.ENDPOINT_INVALID,
             f"ControlPlaneEndpoint {name} exists and does not belong to this control plane, so it is not overwritten;"
             " delete it, or give the control plane another name",
         )
-    if any(known["spec"].get(field) != url for field, url in spec.items()):
+    if any(existing["spec"].get(field) != url for field, url in spec.items()):
         store.apply(
             await context.client.apply(CONTROL_PLANE_ENDPOINTS, _owned(store.resource, control_plane, spec), force=True)
         )
@@ -63,9 +64,9 @@ async def ensure_endpoint(context: OperatorContext, control_plane: ControlPlane,
 async def ensure_default_registration(
     context: OperatorContext, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None
 ) -> None:
-    """Create a registration of the control plane's name for default services that no other registration provides.
+    """Create the registration of the control plane's name for default services that no other registration provides.
 
-    An existing one is never changed.
+    An existing registration of this name is never changed.
     """
     store = context.stores.registrations
     services = default_services(control_plane, chosen=chosen, stores=context.stores)
@@ -75,16 +76,16 @@ async def ensure_default_registration(
     owned = _owned(store.resource, control_plane, spec)
     owned["metadata"]["finalizers"] = [FINALIZER]
     try:
-        made = await context.client.create(CONTROL_PLANE_REGISTRATIONS, owned)
+        created = await context.client.create(CONTROL_PLANE_REGISTRATIONS, owned)
     except AlreadyExists:
         return
-    store.apply(made)
+    store.apply(created)
 
 
 async def write_secrets(
     context: OperatorContext, control_plane: ControlPlane, *, provision: Provision, credentials: Credentials
 ) -> None:
-    """Write the Secrets of the administrator and of the controllers."""
+    """Write the Secrets with the kubeconfigs of the administrator and of the controllers."""
     ca, gateway = provision.administrator.ca_data, context.gateway
     trust = {CA_KEY: ca} if ca is not None else {}
 
@@ -98,7 +99,7 @@ async def write_secrets(
             user=user,
             token=identity.token,
             client=identity.client,
-            # Clients of another address may be elsewhere, and have no way to the proxy.
+            # The proxy is used only with the internal address: clients of the external address may not reach it.
             proxy=provision.administrator.proxy if address == addresses.internal else None,
         )
 
@@ -131,7 +132,7 @@ async def write_secrets(
 
 
 def published_fields(control_plane: ControlPlane, *, provision: Provision, credentials: Credentials) -> dict[str, Any]:
-    """Return the fields of the status that say how to get in."""
+    """Return the status fields that clients need for access, such as addresses and Secrets."""
     namespace = management_namespace(control_plane.name)
     return {
         "endpoint": provision.addresses.internal,
@@ -140,7 +141,7 @@ def published_fields(control_plane: ControlPlane, *, provision: Provision, crede
         "controllers_secret_ref": SecretReference(
             name=controllers_secret_name(control_plane.name), namespace=namespace
         ),
-        # While two API servers answer, the former version stands.
+        # The former version stays in the status while API servers of two versions answer.
         "version": (None if provision.settled else control_plane.status.version) or credentials.version,
         "credentials_expire_at": credentials.admin.expires_at,
         "cluster_uid": credentials.cluster_uid or control_plane.status.cluster_uid,

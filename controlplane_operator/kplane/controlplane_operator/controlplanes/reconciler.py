@@ -1,8 +1,8 @@
-"""Reconciles ControlPlane: a list of phases, then one status made of what they found.
+"""Reconciler of ControlPlane: runs a list of phases, then makes one status of their outcomes.
 
-The phases are policy, sleep, claim, record, namespace, backend, credentials, publish. Each is one method here that
-takes the `Pass` and returns its outcome. A phase that fails raises ConditionError, and the status says so. After the
-status is written, the ServiceMonitor follows, and rotate takes the next step of an exchange of keys.
+The phases are policy, sleep, claim, record, namespace, migrate, backend, credentials, publish. Each phase is a method
+here that takes the `Pass` and returns its outcome. If a phase fails, it raises ConditionError, and the status reports
+the error. After the status, the reconciler maintains the ServiceMonitor and takes the next step of a key rotation.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ _SOON_SECONDS: Final = 0.1
 
 
 class ControlPlaneReconciler:
-    """Makes control planes real."""
+    """Reconciles control planes."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class ControlPlaneReconciler:
         self._uids = UIDTracker()
 
     async def reconcile(self, key: Key) -> Result | None:
-        """Bring one control plane as far as it gets now, and say in its status where it is."""
+        """Reconcile the control plane of this key and write its status. Returns when to reconcile again."""
         obj = self._context.stores.control_planes.get(key)
         self._forget_former(key, obj["metadata"]["uid"] if obj is not None else None)
         if obj is None:
@@ -165,19 +165,27 @@ class ControlPlaneReconciler:
                 control_plane = await self._recall(key, control_plane, followed=followed)
                 return await self._removal.remove(control_plane, chosen=followed.chosen)
             async with AsyncExitStack() as until_written:
-                one = Pass(control_plane, followed, until_written, home=self._home(control_plane, followed=followed))
+                current_pass = Pass(
+                    control_plane, followed, until_written, home=self._home(control_plane, followed=followed)
+                )
                 try:
-                    await self._phases(one)
+                    await self._phases(current_pass)
                 except ConditionError as failure:
-                    one.failure = failure
-                self._judge(key, one)
-                await self._report(one)
-            self._sleeper.reported(one.control_plane)
-            await self._monitors.ensure(one.control_plane, provision=None if one.is_asleep else one.provision)
-            if one.provision is not None and one.credentials is not None and one.published is not None:
-                # Last: what a rotation cannot do now must not keep back what was published.
-                one.again = await self._rotate(one, one.provision, one.credentials)
-            return self._next(key, one)
+                    current_pass.failure = failure
+                self._judge(key, current_pass)
+                await self._report(current_pass)
+            self._sleeper.reported(current_pass.control_plane)
+            await self._monitors.ensure(
+                current_pass.control_plane, provision=None if current_pass.is_asleep else current_pass.provision
+            )
+            if (
+                current_pass.provision is not None
+                and current_pass.credentials is not None
+                and current_pass.published is not None
+            ):
+                # The rotation comes last, because a failure here must not hold up the publication.
+                current_pass.again = await self._rotate(current_pass, current_pass.provision, current_pass.credentials)
+            return self._next(key, current_pass)
 
     async def _phases(self, one: Pass) -> None:
         one.provisioner = self._policy(one)
@@ -191,18 +199,21 @@ class ControlPlaneReconciler:
         one.published = await self._publish(one, one.provision, one.credentials)
 
     def _judge(self, key: Key, one: Pass) -> None:
-        """Have the status tell a failure that may pass as a wait, until it has lasted for some tries."""
+        """Report a failure that may pass as a wait, until it has lasted for some attempts."""
         conditions = one.control_plane.status.conditions
         if one.failure is not None:
             one.failure = self._first_tries.judge(key, one.failure, conditions=conditions)
         elif one.credentials is not None and one.credentials.incomplete is not None:
-            told = self._first_tries.judge(key, one.credentials.incomplete, conditions=conditions)
-            one.credentials = replace(one.credentials, incomplete=told)
+            failure = self._first_tries.judge(key, one.credentials.incomplete, conditions=conditions)
+            one.credentials = replace(one.credentials, incomplete=failure)
         else:
             self._first_tries.forget(key)
 
     def _policy(self, one: Pass) -> Provisioner:
-        """Check the spec, and the class that the control plane follows; returns the way to its API server."""
+        """Check the spec and the class of the control plane; returns its provisioner.
+
+        Raises ConditionError if the class is missing, or if spec.endpointRef was added or removed.
+        """
         control_plane, followed = one.in_its_home, one.followed
         if control_plane.home.mode is ControlPlaneMode.VIRTUAL:
             check_cluster_path(control_plane)
@@ -227,10 +238,10 @@ class ControlPlaneReconciler:
         return self._claims.take(one.in_its_home)
 
     async def _record(self, one: Pass) -> ControlPlane:
-        """Write down, before anything is made, what will have to be removed: finalizer, path, address, policy, class.
+        """Record finalizer, path, address, policy and class for a removal, before any object is made.
 
-        This is the one status that a pass writes besides the last one, and only if something of it changed. The first
-        pass leaves it to the last one, because the namespace comes next and says what a removal needs.
+        The method writes a status only if these fields changed. The first pass leaves the write to its final status,
+        because the namespace comes next and records the same facts.
         """
         control_plane = one.control_plane
         stored = await add_finalizer(self._context.client, control_plane, store=self._context.stores.control_planes)
@@ -261,13 +272,13 @@ class ControlPlaneReconciler:
         if find_condition(status.conditions, READY) is None:
             written = control_plane.model_copy(update={"status": status})
             status = self._summary.status(_begun(one, written))
-        # The policy of a control plane whose deletion was requested meanwhile must not change.
+        # If the deletion was requested meanwhile, the deletion policy must not change.
         changed = control_plane.status.deletion_policy not in {None, status.deletion_policy}
         await self._write(control_plane, status=status, only_as_seen=changed)
         return control_plane.model_copy(update={"status": status})
 
     def _home(self, control_plane: ControlPlane, *, followed: ClassInForce) -> Home | None:
-        """Return where the data live, or are to live: of data that are there, the namespace says it."""
+        """Return the present or planned home of the data. For existing data, the record of the namespace has it."""
         if not is_managed(control_plane) or control_plane.status.home is not None:
             return control_plane.status.home
         asked = home_asked_for(control_plane, chosen=followed.chosen)
@@ -276,17 +287,18 @@ class ControlPlaneReconciler:
         kept = record.home if record is not None else None
         if record is not None and kept is not None and (record.is_of(control_plane) or asked.is_like(kept)):
             return kept
-        # A version that wrote no homes made what is published. What is asked for now may be another one.
+        # An earlier version published the control plane without a record of its home. The class may ask for another
+        # home now.
         return asked if control_plane.status.endpoint is None else Home(mode=control_plane.spec.mode)
 
     def _adopted_identity(self, one: Pass) -> str | None:
-        """Return the identity of the data that the control plane takes over from an earlier one; None if it is new."""
+        """Return the identity of data taken over from an earlier control plane; None if the data are new."""
         namespace = self._known_namespace(one.control_plane)
         record = RetainedDataRecord.of(namespace) if namespace is not None else None
         return record.data_identity if record is not None and not record.is_of(one.control_plane) else None
 
     async def _recall(self, key: Key, control_plane: ControlPlane, *, followed: ClassInForce) -> ControlPlane:
-        """Write down before a removal what a pass has begun that was cut off before its status."""
+        """Before a removal, record the objects of a pass that was cut off before its status."""
         if is_recorded(control_plane) or FINALIZER not in control_plane.metadata.finalizers:
             return control_plane
         namespace = await self._namespaces.find_owned(control_plane)
@@ -302,7 +314,7 @@ class ControlPlaneReconciler:
         return self._context.stores.namespaces.get(("", management_namespace(control_plane.name)))
 
     def _service_cidr(self, one: Pass) -> str | None:
-        """Return the network of Services, which kplane decides where it runs the API server."""
+        """Return the Service network that kplane assigns; None for an adopted API server."""
         if one.provisioner is self._provisioners.adopted:
             return None
         restored = restored_service_cidr(one.control_plane, stores=self._context.stores)
@@ -314,13 +326,13 @@ class ControlPlaneReconciler:
         return service_cidr_of(one.control_plane, chosen=one.followed.chosen, kept=kept)
 
     async def _namespace(self, one: Pass, provisioner: Provisioner) -> None:
-        """Make or adopt the namespace for the control plane's keys."""
+        """Create or adopt the namespace for the control plane's keys."""
         uid = await self._namespaces.ensure(
             one.control_plane, take_over=provisioner.take_over, volume=provisioner.volume
         )
         former = one.control_plane.status.namespace_uid
         if former not in {None, uid}:
-            # Before the keys are back: what proves that the namespace is ours goes then.
+            # The write comes before `settle`, which removes the proof that the recreated namespace is ours.
             status = one.control_plane.status.model_copy(update={"namespace_uid": uid})
             await self._write(one.control_plane, status=status)
             one.control_plane = one.control_plane.model_copy(update={"status": status})
@@ -328,18 +340,19 @@ class ControlPlaneReconciler:
         await self._namespaces.settle(one.control_plane)
 
     async def _migrate(self, one: Pass) -> None:
-        """Take the next steps of a migration; the control plane may live elsewhere then."""
+        """Take the next steps of a migration. The control plane may have another home afterwards."""
         try:
             one.control_plane = await self._migrator.advance(one.control_plane, chosen=one.followed.chosen)
         except ConditionError:
-            # What was written down must not be written over at the end of the pass.
+            # Read the migration's last write, so that the status at the end of the pass does not overwrite it.
             one.control_plane = self._migrator.seen(one.control_plane)
             raise
         one.provisioner = self._provisioners.wanted(one.control_plane)
 
     async def _backend(self, one: Pass, provisioner: Provisioner, *, decision: Decision) -> Provision:
-        """Run, find or end the API server, and have the ControlPlaneEndpoint say where it is."""
-        virtual = one.control_plane.home.mode is ControlPlaneMode.VIRTUAL  # it may have moved since the decision
+        """Run, adopt or stop the API server, and write its address into the ControlPlaneEndpoint."""
+        # the migration may have changed the home since the decision
+        virtual = one.control_plane.home.mode is ControlPlaneMode.VIRTUAL
         provision = await self._sleeper.hibernate(one.control_plane, decision) if virtual else None
         if provision is None:
             provision = await provisioner.ensure(one.control_plane)
@@ -347,10 +360,10 @@ class ControlPlaneReconciler:
         if provision.authorities is None:
             return provision
         if provision.asleep_as is None:
-            # First: a webhook of the tenant may refuse all writes that follow.
+            # The deletion comes first, because a webhook of the tenant may refuse all later writes.
             await self._delete_admission(one, provision)
         if not one.was_published and not provision.fresh and one.control_plane.status.restore is None:
-            # The data may be those of an earlier control plane, whose users must not get in.
+            # The data may belong to an earlier control plane, whose users must not get access.
             await revoke_issued(provision.administrator)
         try:
             provision = at_gateway(self._context, one.control_plane, provision=provision, chosen=one.followed.chosen)
@@ -358,12 +371,12 @@ class ControlPlaneReconciler:
         except ConditionError as taken:
             if not one.was_published:
                 raise
-            one.failure = taken  # credentials are still renewed
+            one.failure = taken  # the credentials are still renewed
             provision = still_at_gateway(self._context, one.control_plane, provision=provision, failure=taken)
         return provision
 
     async def _credentials(self, one: Pass, provision: Provision) -> Credentials:
-        """Set up the inside, and have credentials that the API server accepts."""
+        """Set up the inside of the control plane, and return credentials that its API server accepts."""
         auth = one.followed.chosen.spec.auth if one.followed.chosen is not None else AuthSpec()
 
         async def identified(cluster_uid: str) -> None:
@@ -373,23 +386,23 @@ class ControlPlaneReconciler:
             await self._delete_admission(one, provision)
 
         if is_deletion_named(one.control_plane, chosen=one.followed.chosen):
-            # Of an adopted cluster: `identified` is called only for one that is not verified.
+            # For an adopted cluster, the issuer calls `identified` only if the inside is not verified.
             self._issuer.forget(one.control_plane.metadata.uid or "")
         return await self._issuer.ensure(one.control_plane, provision=provision, auth=auth, identified=identified)
 
     async def _delete_admission(self, one: Pass, provision: Provision) -> None:
-        """Delete the webhook configuration or policy that the owner names, if there is one."""
+        """Delete the webhook configuration or policy that the owner names for deletion, if any."""
         if is_deletion_named(one.control_plane, chosen=one.followed.chosen):
             async with tenant_client(provision.administrator, connections=self._context.connections) as client:
                 one.control_plane = await delete_named(self._context, one.control_plane, client)
-            # LeasesUnguarded is found anew in this pass.
+            # The issuer then checks the webhooks on Leases again in this pass, for condition LeasesUnguarded.
             self._issuer.forget(one.control_plane.metadata.uid or "")
 
     async def _record_cluster(self, one: Pass, cluster_uid: str) -> None:
-        """Write down which cluster the control plane has adopted.
+        """Record the identity of the cluster that the control plane has adopted.
 
-        Nothing is written into the cluster before that. So a deletion knows whether it has to revoke something there,
-        and no other control plane gets the cluster from an operator that starts anew.
+        This write precedes all writes into the cluster. So a deletion knows whether to revoke credentials there,
+        and a restarted operator cannot assign the cluster to another control plane.
         """
         if one.control_plane.status.cluster_uid == cluster_uid:
             return
@@ -405,14 +418,14 @@ class ControlPlaneReconciler:
         one.control_plane = identified.model_copy(update={"status": status})
 
     async def _publish(self, one: Pass, provision: Provision, credentials: Credentials) -> dict[str, Any]:
-        """Write Secrets and default registration; returns the fields of the status.
+        """Write Secrets and default registration; returns the published fields of the status.
 
-        If the address changes, no registration names the former one until the status is written. The status is not
-        written before each replica of the gateway serves what it says.
+        While the address changes, no registration may use the former address until the status is written. The status is
+        not written before each replica of the gateway serves the new state.
         """
         switching = self._switch.moving(one.control_plane, to=provision.addresses.internal)
         await one.until_written.enter_async_context(switching)
-        # First: the replicas of the gateway take it up while the rest is written.
+        # The gateway's Secret comes first: replicas of the gateway read it while the other Secrets are written.
         await write_gateway_secret(self._context, one.control_plane, provision=provision, chosen=one.followed.chosen)
         await write_secrets(self._context, one.control_plane, provision=provision, credentials=credentials)
         await ensure_default_registration(self._context, one.control_plane, chosen=one.followed.chosen)
@@ -420,7 +433,7 @@ class ControlPlaneReconciler:
         return published_fields(one.control_plane, provision=provision, credentials=credentials)
 
     async def _rotate(self, one: Pass, provision: Provision, credentials: Credentials) -> Result:
-        """Take the next step of a rotation of keys; returns when to look again."""
+        """Take the next step of a key rotation; returns when to reconcile again."""
         due = credentials.due_in_seconds()
         if one.decision is not None and one.decision.again is not None:
             due = min(due, max(_SOON_SECONDS, (one.decision.again - datetime.now(UTC)).total_seconds()))
@@ -432,12 +445,12 @@ class ControlPlaneReconciler:
         return await self._rotator.advance(one.control_plane, provision=provision, otherwise=otherwise)
 
     async def _report(self, one: Pass) -> None:
-        """Write the status, with Events and metrics of what changed."""
+        """Write the status, with Events and metrics of the changes."""
         before, status = one.stored or one.control_plane, self._summary.status(one)
         former = before.status.version
         if one.published is not None and former is not None and status.version != former:
-            said = f"the API server is {status.version}, and was {former} before"
-            self._context.events.record(before, reason="VersionChanged", message=said)
+            message = f"the API server is {status.version}, and was {former} before"
+            self._context.events.record(before, reason="VersionChanged", message=message)
         await self._write(before, status=status)
         if one.published is not None and not one.was_published:
             self._context.metrics.published(before)
@@ -449,9 +462,10 @@ class ControlPlaneReconciler:
             self._backoff.forget(key)
             return one.again
         if one.failure.waits_for_event:
-            # What is published is renewed, and wakes when something inside is due, although a person is needed.
+            # A person has to act, but published credentials are still renewed, and due jobs inside still wake the
+            # control plane.
             return one.again
-        # By reason: an API server that starts is looked at often, also after a long silence.
+        # The delay grows per reason: a starting API server is checked often, even after long delays for another reason.
         return Result(self._backoff.next(key, reason=one.failure.reason))
 
     def _recorded_conditions(self, control_plane: ControlPlane, *, followed: ClassInForce) -> list[Condition]:
@@ -459,17 +473,17 @@ class ControlPlaneReconciler:
         return with_managed(with_class_found(control_plane, followed=followed), of=control_plane, managed=managed)
 
     async def _pause(self, control_plane: ControlPlane) -> None:
-        """Leave a paused control plane alone, and say so."""
+        """Stop the work on a paused control plane, and report the pause in its status."""
         self._provisioners.let_go(control_plane.metadata.uid)
         control_plane = await self._migrator.pause(control_plane)
-        waiting = ControlPlanePhase.TERMINATING if control_plane.deleting else control_plane.status.phase
-        left = "the operator changes, renews and repairs nothing of this control plane"
-        conditions = with_pause(control_plane.status.conditions, of=control_plane, left=left)
-        update = {"phase": waiting or ControlPlanePhase.PENDING, "conditions": conditions}
+        phase = ControlPlanePhase.TERMINATING if control_plane.deleting else control_plane.status.phase
+        message = "the operator changes, renews and repairs nothing of this control plane"
+        conditions = with_pause(control_plane.status.conditions, of=control_plane, left=message)
+        update = {"phase": phase or ControlPlanePhase.PENDING, "conditions": conditions}
         await self._write(control_plane, status=control_plane.status.model_copy(update=update))
 
     async def _resume(self, key: Key, control_plane: ControlPlane) -> ControlPlane:
-        """Return the control plane without the condition of a pause that is over."""
+        """Return the control plane without the condition of a pause that has ended."""
         if find_condition(control_plane.status.conditions, PAUSED) is None:
             return control_plane
         update = {"conditions": without_pause(control_plane.status.conditions)}
@@ -478,15 +492,15 @@ class ControlPlaneReconciler:
         return _read(stored) if stored is not None else control_plane
 
     def _forget_former(self, key: Key, uid: str | None) -> None:
-        if (former := self._uids.former(key, uid=uid)) is not None:
-            self._claims.release(former)
-            self._clusters.release(former)
-            self._sleeper.forget(former)
-            self._issuer.forget(former)
+        if (former_uid := self._uids.former(key, uid=uid)) is not None:
+            self._claims.release(former_uid)
+            self._clusters.release(former_uid)
+            self._sleeper.forget(former_uid)
+            self._issuer.forget(former_uid)
             self._probes.stop(key)
-            self._routes.forget(former)
-            self._monitors.forget(former)
-            self._provisioners.let_go(former)
+            self._routes.forget(former_uid)
+            self._monitors.forget(former_uid)
+            self._provisioners.let_go(former_uid)
             self._backoff.forget(key)
             self._first_tries.forget(key)
         self._uids.succeed(key, uid=uid)
@@ -500,19 +514,19 @@ class ControlPlaneReconciler:
 
 
 def _is_new_at_gateway(one: Pass, provision: Provision) -> bool:
-    """Tell whether a control plane is published, wakes, or gets another address by this pass."""
-    known = one.control_plane.status
-    wakes = known.hibernation is not None and not one.is_asleep
-    return not one.was_published or wakes or known.endpoints != provision.addresses.published()
+    """Return whether this pass publishes the control plane, wakes it, or changes its addresses."""
+    status = one.control_plane.status
+    wakes = status.hibernation is not None and not one.is_asleep
+    return not one.was_published or wakes or status.endpoints != provision.addresses.published()
 
 
 def _read(obj: Object) -> ControlPlane:
-    """Read a control plane; an invalid spec must not hold up a deletion."""
+    """Read a control plane. An invalid spec is accepted during a deletion, which it must not block."""
     return as_recorded(obj) if "deletionTimestamp" in obj["metadata"] else ControlPlane.model_validate(obj)
 
 
 def _begun(one: Pass, control_plane: ControlPlane) -> Pass:
-    """Return the pass as it is at its beginning, for the first status of a control plane."""
+    """Return the pass in its initial state, for the first status of a control plane."""
     first = Pass(control_plane, one.followed, one.until_written, home=one.home)
     first.namespace_uid = one.namespace_uid
     first.failure = ConditionError(Reason.PROVISIONING, "the control plane is being made")
@@ -520,7 +534,7 @@ def _begun(one: Pass, control_plane: ControlPlane) -> Pass:
 
 
 def _with_sleep(status: ControlPlaneStatus, *, of: ControlPlane, sleep: Outcome) -> ControlPlaneStatus:
-    """Return the status with what is said of the sleep before anything is started or ended."""
+    """Return the status with the sleep decision, before an API server is started or stopped."""
     conditions = sleep.conditions(status.conditions, of=of)
     if sleep.ready is None:
         return status.model_copy(update={"hibernation": sleep.sleep, "conditions": conditions})

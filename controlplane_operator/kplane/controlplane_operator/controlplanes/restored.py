@@ -1,4 +1,4 @@
-"""What a new control plane begins with, as `spec.source` says: a snapshot, or another control plane."""
+"""Initial data of a new control plane by `spec.source`: a snapshot, or another control plane."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from kplane.controlplane_operator.watch.stores import Stores
 __all__ = ["restore_status", "restored_service_cidr"]
 
 _UNKNOWN_IN_SHARED_ETCD: Final = 100_000
-"""As `UNKNOWN_REVISIONS`, where each revision takes a write."""
+"""Same as `UNKNOWN_REVISIONS`, for the shared etcd. Each revision there takes a write."""
 
 
 def restore_status(control_plane: ControlPlane, *, stores: Stores, living: int | None = None) -> RestoreStatus | None:
-    """Return what the control plane begins with: decided once, by what its source names.
+    """Return the origin of the control plane's data. It is decided once and then kept in the status.
 
-    `living` is an upper bound of the revisions of the control plane that was saved, if it lives. Raises ConditionError
+    `living` is an upper bound of the revisions of the saved control plane, if that still exists. Raises ConditionError
     (SourceNotReady).
     """
     source = control_plane.spec.source
@@ -43,7 +43,7 @@ def restore_status(control_plane: ControlPlane, *, stores: Stores, living: int |
         )
     name, home = source.snapshot_ref.name, control_plane.home
     status = _snapshot(control_plane, stores=stores)
-    served = max((each for each in (status.highest_revision, living) if each is not None), default=None)
+    served = max((revision for revision in (status.highest_revision, living) if revision is not None), default=None)
     if (
         served is None
         and not source.clone
@@ -68,7 +68,7 @@ def restore_status(control_plane: ControlPlane, *, stores: Stores, living: int |
 
 
 def restored_service_cidr(control_plane: ControlPlane, *, stores: Stores) -> str | None:
-    """Return the network of Services that the data are of; None for a control plane without source."""
+    """Return the Service network of the source's data; None for a control plane without source."""
     source = control_plane.spec.source
     if source is None:
         return None
@@ -80,9 +80,9 @@ def restored_service_cidr(control_plane: ControlPlane, *, stores: Stores) -> str
 
 
 def _begins_at(revision: int, *, served: int | None, mode: ControlPlaneMode) -> int:
-    """Return the least revision that no client has seen.
+    """Return the lowest revision that no client has seen.
 
-    By no more than that: a control plane far above the shared etcd could not move there.
+    A higher revision would be a drawback: a control plane far above the shared etcd could not move there.
     """
     if served is not None:
         return max(served, revision) + 1
@@ -92,33 +92,33 @@ def _begins_at(revision: int, *, served: int | None, mode: ControlPlaneMode) -> 
 def _snapshot(control_plane: ControlPlane, *, stores: Stores) -> ControlPlaneSnapshotStatus:
     source = control_plane.spec.source
     name = source.snapshot_ref.name if source is not None and source.snapshot_ref is not None else ""
-    what = f"ControlPlaneSnapshot {name}"
+    title = f"ControlPlaneSnapshot {name}"
     obj = stores.snapshots.get(("", name))
     if obj is None:
-        raise _not_ready(what, "it does not exist")
+        raise _not_ready(title, "it does not exist")
     try:
         snapshot = ControlPlaneSnapshot.model_validate(obj)
     except ValidationError:
-        raise _not_ready(what, "this version of kplane does not understand it") from None
+        raise _not_ready(title, "this version of kplane does not understand it") from None
     if snapshot.status.phase is not SnapshotPhase.COMPLETED or snapshot.deleting:
-        raise _not_ready(what, "it is not completed, or is being deleted")
+        raise _not_ready(title, "it is not completed, or is being deleted")
     return snapshot.status
 
 
 def _original(control_plane: ControlPlane, *, stores: Stores) -> ControlPlane:
     source = control_plane.spec.source
     name = source.control_plane_ref.name if source is not None and source.control_plane_ref is not None else ""
-    what = f"ControlPlane {name}"
+    title = f"ControlPlane {name}"
     obj = stores.control_planes.get(("", name))
     if obj is None:
-        raise _not_ready(what, "it does not exist")
+        raise _not_ready(title, "it does not exist")
     original = as_recorded(obj)
     if original.metadata.uid == control_plane.metadata.uid:
-        raise _not_ready(what, "it is this control plane itself")
+        raise _not_ready(title, "it is this control plane itself")
     if original.spec.endpoint_ref is not None:
-        raise _not_ready(what, "kplane does not run it, and does not have its data")
+        raise _not_ready(title, "kplane does not run it, and does not have its data")
     if original.status.endpoint is None or original.deleting:
-        raise _not_ready(what, "it was not Ready yet, or is being deleted")
+        raise _not_ready(title, "it was not Ready yet, or is being deleted")
     return original
 
 

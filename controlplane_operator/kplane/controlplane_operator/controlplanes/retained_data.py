@@ -1,6 +1,7 @@
-"""Whose keys and data a management namespace stands for, as its metadata say it.
+"""Record of a control plane's keys and data in the metadata of its management namespace.
 
-It stays when its control plane goes and the data are retained. Then it says who may take them over.
+The namespace stays if the control plane is deleted and its data are retained. The record then names the token with
+which a new control plane takes the data over.
 """
 
 from __future__ import annotations
@@ -46,47 +47,49 @@ POD_SECURITY: Final = {
     "pod-security.kubernetes.io/enforce": "restricted",
     "pod-security.kubernetes.io/enforce-version": "v1.36",
 }
-"""Nothing that runs for a control plane needs more, and nothing else is to run in its namespace.
+"""Pod security labels of management namespaces. The pods of kplane need no more than `restricted`, and no other pods
+belong there.
 
-The version is the one that our pods are tested with. Without it an upgrade of the management cluster may refuse them.
+The pinned version is the version that these pods are tested with. An upgrade of the management cluster could otherwise
+refuse them.
 """
 
 _TOKEN_BYTES: Final = 24
 
 
 def is_managed(control_plane: ControlPlane) -> bool:
-    """Tell whether kplane runs the API server, and so keeps keys and data that outlive the control plane."""
+    """Return whether kplane runs the API server, so that keys and data in its care outlive the control plane."""
     return control_plane.spec.endpoint_ref is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetainedDataRecord:
-    """Whose keys and data a management namespace stands for."""
+    """The owner and the home of the keys and data for which a management namespace stands."""
 
     namespace: str
     name: str
-    """Of the control plane, as a label value."""
+    """Name of the control plane, as a label value."""
     uid: str
-    """Of the control plane that made the data or took them over last; it may be gone."""
+    """Uid of the control plane that created the data or took them over last. It may be deleted by now."""
     mode: str
     cluster_path: str | None
-    """None for mode Dedicated."""
+    """The path of the data in the shared etcd; None for mode Dedicated."""
     created: datetime
     slot: int = 0
-    """Of the home of the data."""
+    """Slot of the home."""
     volume: Volume | None = None
-    """Of that home."""
+    """Volume of the home."""
     data_store: str | None = None
-    """Of that home."""
+    """Data store of the home."""
     data_identity: str | None = None
-    """Of the data of a control plane that is gone; None if it was not known."""
+    """Identity of the data of a deleted control plane; None if it was not recorded."""
     service_cidr: str = DEFAULT_SERVICE_CIDR
     adoption_token: str | None = field(default=None, repr=False)
-    """Who names it may take the data over; None while the control plane lives, and no control plane may."""
+    """Token that a control plane must present to take the data over; None while the owner lives."""
 
     @classmethod
     def of(cls, namespace: Object) -> Self | None:
-        """Read the record; None where there is none, or where the namespace is not labelled as one of ours."""
+        """Read the record of a namespace. Returns None if the namespace has no record or lacks the label."""
         metadata = namespace["metadata"]
         labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
         uid = annotations.get(RETAINED_UID_ANNOTATION) or annotations.get(UID_ANNOTATION)
@@ -110,7 +113,7 @@ class RetainedDataRecord:
 
     @property
     def home(self) -> Home | None:
-        """Where the data live; None where that is not known."""
+        """The home of the data; None if the annotations do not describe a valid home."""
         try:
             return Home.model_validate(
                 {"mode": self.mode, "slot": self.slot, "volume": self.volume, "dataStore": self.data_store}
@@ -119,12 +122,12 @@ class RetainedDataRecord:
             return None
 
     def is_of(self, control_plane: ControlPlane) -> bool:
-        """Tell whether keys and data are those of this very control plane, and not of an earlier one of its name."""
+        """Return whether the keys and data belong to this control plane, and not to an earlier one of the same name."""
         return self.uid == control_plane.metadata.uid
 
 
 def owned_metadata(control_plane: ControlPlane) -> dict[str, Any]:
-    """Return what makes a namespace the record of a living control plane, as a merge patch of its metadata."""
+    """Return the merge patch of metadata that makes a namespace the record of a living control plane."""
     return {
         "labels": {RETAINED_LABEL: None, **POD_SECURITY},
         "annotations": {
@@ -139,16 +142,16 @@ def owned_metadata(control_plane: ControlPlane) -> dict[str, Any]:
 
 
 def retained_metadata(record: RetainedDataRecord, *, home: ControlPlane | None = None) -> dict[str, Any]:
-    """Return what makes a namespace the record of a control plane that is gone, as a merge patch of its metadata.
+    """Return the merge patch of metadata that makes a namespace the record of a deleted control plane.
 
-    A token that it has already is kept. `home` is the control plane, where it is known where its data live.
+    An existing adoption token is kept. `home` is the control plane with its home, if the home is known.
     """
     return {
         "labels": {RETAINED_LABEL: "true", **POD_SECURITY},
         "annotations": {
             UID_ANNOTATION: None,
             RETAINED_UID_ANNOTATION: record.uid,
-            # Not the uid, which is no secret: it was in lists of control planes, in Events and in registrations.
+            # The uid cannot be the token: lists of control planes, Events and registrations show it.
             ADOPTION_TOKEN_ANNOTATION: record.adoption_token or secrets.token_urlsafe(_TOKEN_BYTES),
             **(_home_annotations(home) if home is not None else {}),
             **({DATA_IDENTITY_ANNOTATION: home.status.data_identity} if home is not None else {}),
@@ -157,9 +160,9 @@ def retained_metadata(record: RetainedDataRecord, *, home: ControlPlane | None =
 
 
 def check_adoption(control_plane: ControlPlane, *, record: RetainedDataRecord) -> None:
-    """Raise ConditionError (DataRetained) unless the control plane may take over what an earlier one of its name left.
+    """Raise ConditionError (DataRetained) unless the control plane may take over the data of its predecessor.
 
-    The token is not told: to know it is to have read the namespace, which is its administrators' right.
+    The messages never contain the token. Only a user who may read the namespace is allowed to know it.
     """
     where = f"namespace {record.namespace} keeps the data of an earlier control plane of this name"
     given = control_plane.metadata.annotations.get(ADOPT_ANNOTATION)

@@ -1,4 +1,4 @@
-"""Rotates the CAs and the ServiceAccount key of a control plane, one step at a time."""
+"""Rotation of the CAs and the ServiceAccount key of a control plane, one step at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kplane.provider import Result
 __all__ = ["Rotator", "refused_rotation", "rotation_status"]
 
 _LOOKED_AT_AGAIN_SECONDS: Final = 5.0
-"""Between two looks at what is under way, should no event tell of its end."""
+"""Interval at which an unfinished rotation is checked again if no event wakes the reconciler."""
 
 
 _TOLD: Final = {
@@ -35,37 +35,41 @@ def _utc_now() -> datetime:
 
 
 class Rotator:
-    """Takes the steps. What was done is in the Secret of the authorities, whatever becomes of us in between."""
+    """Takes the steps of rotations.
+
+    The Secret of the authorities records each step, so a rotation continues after a restart of the operator.
+    """
 
     def __init__(self, context: OperatorContext, *, now: Callable[[], datetime] = _utc_now) -> None:
-        """`now` is the clock that the overlap goes by."""
+        """`now` returns the current time. The overlap of old and new keys is measured by this clock."""
         self._context = context
         self._keys = TenantKeys(context)
         self._now = now
 
     async def advance(self, control_plane: ControlPlane, *, provision: Provision, otherwise: Result) -> Result:
-        """Take the next step, where there is one. Returns when to come again; `otherwise` where nothing is to be done.
+        """Take the next step of a rotation, if a step is due, and return when to reconcile again.
 
-        `provision` is what was published just now.
+        `provision` is the API server that was just published. Returns `otherwise` if no rotation is in progress or the
+        control plane is adopted.
         """
         if provision.authorities is None:
             return otherwise
-        known, annotations = provision.authorities.rotation, control_plane.metadata.annotations
-        following = next_rotation(
-            known,
+        rotation, annotations = provision.authorities.rotation, control_plane.metadata.annotations
+        next_step = next_rotation(
+            rotation,
             wish=RotationWish(annotations.get(ROTATE_ANNOTATION), annotations.get(FINISH_ROTATION_ANNOTATION)),
             settled=provision.settled,
             now=self._now(),
             outlives=self._published_until(control_plane),
         )
-        if following is None:
-            return self._wait(known, settled=provision.settled, otherwise=otherwise)
-        if not await self._keys.advance(control_plane, known=known, following=following):
+        if next_step is None:
+            return self._wait(rotation, settled=provision.settled, otherwise=otherwise)
+        if not await self._keys.advance(control_plane, known=rotation, following=next_step):
             return Result(_LOOKED_AT_AGAIN_SECONDS)
         self._context.events.record(
             control_plane,
-            reason=f"Rotation{following.phase}",
-            message=f"rotation {following.value!r}: {_TOLD[following.phase]}",
+            reason=f"Rotation{next_step.phase}",
+            message=f"rotation {next_step.value!r}: {_TOLD[next_step.phase]}",
         )
         return Result(0.0)
 
@@ -85,7 +89,7 @@ class Rotator:
 
 
 def rotation_status(authorities: TenantAuthorities | None) -> RotationStatus | None:
-    """Return what the status tells of the latest exchange."""
+    """Return the `rotation` field of the status: the latest rotation; None if there was none."""
     rotation = authorities.rotation if authorities is not None else None
     if rotation is None:
         return None
@@ -99,7 +103,7 @@ def rotation_status(authorities: TenantAuthorities | None) -> RotationStatus | N
 
 
 def refused_rotation(control_plane: ControlPlane) -> list[str]:
-    """Say, in sentences, why an annotation that asks for an exchange, or for its end, has no effect."""
+    """Return sentences that explain why an annotation that requests a rotation, or its end, has no effect."""
     value = control_plane.metadata.annotations.get(ROTATE_ANNOTATION)
     if value is None:
         return _refused_end(control_plane)
@@ -114,8 +118,8 @@ def refused_rotation(control_plane: ControlPlane) -> list[str]:
 def _refused_end(control_plane: ControlPlane) -> list[str]:
     annotations, latest = control_plane.metadata.annotations, control_plane.status.rotation
     value = annotations.get(FINISH_ROTATION_ANNOTATION)
-    known = {annotations.get(ROTATE_ANNOTATION), latest.value if latest is not None else None}
-    if value is None or value in known:
+    accepted = {annotations.get(ROTATE_ANNOTATION), latest.value if latest is not None else None}
+    if value is None or value in accepted:
         return []
     ignored = f"annotation {FINISH_ROTATION_ANNOTATION} is not acted on"
     return [f"{ignored}: no exchange has its value {value[:63]!r}; give it that of {ROTATE_ANNOTATION} or remove it"]

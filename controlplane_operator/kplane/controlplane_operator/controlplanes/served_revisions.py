@@ -1,7 +1,7 @@
-"""The highest revision of etcd that clients of a control plane have seen. A restore begins above it.
+"""The highest etcd revision that clients of a control plane have seen. A restore begins above it.
 
-While a control plane lives, the etcd of its home has it: each home begins above the one before. When it is deleted, the
-snapshots from which it can be restored record it, before its data go.
+While a control plane exists, the etcd of its home has this revision, because each home begins above the previous home.
+At the deletion of the control plane, its snapshots record the revision before the data are deleted.
 """
 
 from __future__ import annotations
@@ -20,64 +20,65 @@ from kplane.controlplane_operator.status.partial import PartialSnapshot, as_reco
 __all__ = ["UNKNOWN_REVISIONS", "ServedRevisions"]
 
 UNKNOWN_REVISIONS: Final = 1_000_000_000
-"""Revisions that a control plane may have had since the last one that is known."""
+"""Upper bound for the revisions of a control plane since its last known revision."""
 _LIVING_REVISIONS: Final = 100_000
-"""Revisions that a control plane may have after its snapshot is restored beside it, until clients leave it."""
+"""Upper bound for the revisions of the original after a restore of its snapshot, until clients leave the original."""
 
 
 class ServedRevisions:
-    """Records the highest revisions of deleted control planes, and reads those of living ones."""
+    """Records the highest revisions of deleted control planes, and reads the revisions of existing control planes."""
 
     def __init__(self, context: OperatorContext, *, homes: Callable[[ControlPlane], Movable]) -> None:
-        """`homes` returns the way to the API server of a home."""
+        """`homes` returns the provisioner of a control plane's home."""
         self._context = context
         self._homes = homes
 
     async def remember(self, control_plane: ControlPlane, *, waits: bool) -> None:
         """Record the highest revision in the snapshots of a control plane whose API server has ended.
 
-        It is called before the data are deleted, and may be repeated after that. Raises ConditionError if etcd does not
-        answer and `waits` is set. Otherwise an upper bound is recorded.
+        Call this before the data are deleted; it may be repeated afterwards. Raises ConditionError (Deleting) if etcd
+        does not answer and `waits` is True. If `waits` is False, an upper bound is recorded instead.
         """
         snapshots = list(self._snapshots(control_plane))
         if control_plane.status.endpoint is None or not snapshots:
             return
-        known = _known(control_plane, snapshots)
+        lower_bound = _known(control_plane, snapshots)
         try:
-            revision = max(known, await self._read(control_plane))
+            revision = max(lower_bound, await self._read(control_plane))
         except ConditionError as error:
             recorded = [snapshot.status.highest_revision for snapshot in snapshots]
-            if all(highest is not None and highest >= known for highest in recorded):
-                # An earlier call recorded it, and its etcd is deleted by now.
+            if all(highest is not None and highest >= lower_bound for highest in recorded):
+                # An earlier call recorded the revision, and etcd is deleted by now.
                 return
             if waits:
                 raise ConditionError(
                     Reason.DELETING, f"waiting for etcd, to record in snapshots where a restore begins: {error.message}"
                 ) from error
-            revision = known + UNKNOWN_REVISIONS
+            revision = lower_bound + UNKNOWN_REVISIONS
         for snapshot in snapshots:
             if (snapshot.status.highest_revision or 0) < revision:
                 status = snapshot.status.model_copy(update={"highest_revision": revision})
                 await self._context.status.write(self._context.stores.snapshots, snapshot, status=status)
 
     async def of_living_source(self, control_plane: ControlPlane) -> int | None:
-        """Return an upper bound for the control plane whose snapshot a new one begins with.
+        """Return an upper bound of the revisions of the control plane from whose snapshot a new control plane starts.
 
-        None: it is deleted or its etcd does not answer, or the beginning is decided already.
+        Returns None if that control plane is deleted, if its etcd does not answer, or if the start revision is already
+        decided.
         """
         source, stores = control_plane.spec.source, self._context.stores
         if source is None or source.snapshot_ref is None or source.clone or control_plane.status.restore is not None:
             return None
         obj = stores.snapshots.get(("", source.snapshot_ref.name))
         uid = PartialSnapshot.of(obj).status.control_plane_uid if obj is not None else None
-        for found in stores.control_planes.by("uid", uid) if uid is not None else ():
-            former = as_recorded(found)
+        for candidate in stores.control_planes.by("uid", uid) if uid is not None else ():
+            former = as_recorded(candidate)
             if former.status.endpoint is None or former.spec.endpoint_ref is not None:
                 continue
             try:
                 return await self._read(former) + _LIVING_REVISIONS
             except ConditionError:
-                # Perhaps the restore is there because that etcd is lost.
+                # The loss of that etcd may be the cause of this restore.
                 return None
         return None
 
@@ -87,10 +88,10 @@ class ServedRevisions:
                 return await place.client.revision()
 
     def _snapshots(self, control_plane: ControlPlane) -> Iterator[PartialSnapshot]:
-        """Give all completed snapshots whose restore can have clients of the control plane: its own, and its origin's.
+        """Yield completed snapshots of the control plane and of its origin, whose restores may have its clients.
 
-        Those of an earlier one of its name count as well, because clients know an address by the name. An imported one
-        is of another management cluster, where clients have seen other revisions at that name.
+        Snapshots of earlier control planes of the same name count, because clients know an address by its name.
+        Imported snapshots of that name do not: in another management cluster, clients have seen other revisions.
         """
         restore = control_plane.status.restore
         uids = {control_plane.metadata.uid, restore.control_plane_uid if restore is not None else None} - {None}
@@ -105,11 +106,11 @@ class ServedRevisions:
 
 
 def _known(control_plane: ControlPlane, snapshots: list[PartialSnapshot]) -> int:
-    """Return the highest revision that the control plane is known to have had, without its etcd."""
+    """Return the highest revision that status and snapshots record for the control plane, without its etcd."""
     status, uid = control_plane.status, control_plane.metadata.uid
-    known = [snapshot.status.revision for snapshot in snapshots if snapshot.status.control_plane_uid == uid]
+    revisions = [snapshot.status.revision for snapshot in snapshots if snapshot.status.control_plane_uid == uid]
     if status.restore is not None:
-        known.append(status.restore.begins_at)
+        revisions.append(status.restore.begins_at)
     if status.migration is not None and status.migration.cut_time is not None:
-        known.append(status.migration.begins_at)
-    return max((revision for revision in known if revision is not None), default=0)
+        revisions.append(status.migration.begins_at)
+    return max((revision for revision in revisions if revision is not None), default=0)

@@ -1,4 +1,4 @@
-"""Has Prometheus scrape the API servers of control planes: a client certificate and a ServiceMonitor for each."""
+"""Metrics of API servers: a client certificate and a ServiceMonitor for each control plane, for Prometheus."""
 
 from __future__ import annotations
 
@@ -37,15 +37,17 @@ _PAIR: Final = "tls"
 
 _USER: Final = "kplane:metrics"
 _GROUP: Final = "system:monitoring"
-"""Upstream binds it to the ClusterRole of its name: metrics, health, and the metrics of nodes."""
+"""Kubernetes binds this group to the ClusterRole `system:monitoring`, which allows metrics, health and metrics of
+nodes."""
 _LIFETIME: Final = timedelta(days=6)
-"""Certificates are renewed after two thirds of it. The rest outlasts an operator that is down for a day."""
+"""Lifetime of a certificate. It is renewed after two thirds; the last third outlasts an operator that is down for a
+day."""
 
 _VERIFIED_SECONDS: Final = 600.0
-"""So long a ServiceMonitor that was written is taken to be there."""
+"""Time during which the operator does not write an unchanged ServiceMonitor again."""
 
 _SAMPLE_LIMIT: Final = 10_000
-"""A new API server has 470 of what is kept. Custom resources add series, and they are up to the tenant."""
+"""Limit of samples per scrape. A new API server has 470 samples after filtering; each custom resource adds more."""
 _KEPT: Final = (
     "apiserver_request_total",
     "apiserver_request_duration_seconds_(sum|count)",
@@ -58,14 +60,14 @@ _KEPT: Final = (
     "process_(resident_memory_bytes|cpu_seconds_total)",
 )
 _IN_ONE_SECOND: Final = r"apiserver_request_duration_seconds_bucket;1(\.0)?"
-"""One bucket of each histogram: it tells which part of the requests took longer than a second."""
+"""The 1 s bucket of each histogram, which gives the share of requests that took longer than a second."""
 METRIC_RELABELINGS: Final[tuple[Mapping[str, Any], ...]] = (
     {
         "sourceLabels": ["__name__", "le"],
         "regex": f"({'|'.join(_KEPT)});|{_IN_ONE_SECOND}",
         "action": "keep",
     },
-    # How long a watch lasts says nothing of the API server.
+    # The duration of a watch or a connection is chosen by the client, so it does not measure the API server.
     {
         "sourceLabels": ["__name__", "verb"],
         "regex": "apiserver_request_duration_seconds_.+;(WATCH|CONNECT)",
@@ -76,36 +78,38 @@ METRIC_RELABELINGS: Final[tuple[Mapping[str, Any], ...]] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceMonitorSettings:
-    """What ServiceMonitors of API servers say besides where these are."""
+    """Job name, scrape interval and labels of the ServiceMonitors."""
 
     job: str
     interval: str
     labels: Mapping[str, str] = field(default_factory=dict)
-    """By which a Prometheus selects them."""
+    """Labels by which a Prometheus selects the ServiceMonitors."""
 
 
 class ServiceMonitors:
-    """Keeps the ServiceMonitor of each managed control plane, and the Secret that it authenticates with.
+    """Maintains the ServiceMonitor of each managed control plane and the Secret with its client certificate.
 
-    The Secret owns the ServiceMonitor: garbage collection removes both, also for an operator that may no longer write
+    The Secret owns the ServiceMonitor. So garbage collection removes both, even if the operator may no longer write
     ServiceMonitors.
     """
 
     def __init__(self, context: OperatorContext, *, settings: ServiceMonitorSettings | None) -> None:
-        """Without `settings`, what was made before is taken away."""
+        """If `settings` is None, `ensure` removes the Secrets that were made with earlier settings."""
         self._context = context
         self._settings = settings
         self._written: dict[str, tuple[str, float]] = {}
-        """Digest of the last ServiceMonitor by uid of the control plane, and until when it is taken to be there."""
+        """By uid of the control plane: digest of the last ServiceMonitor, and the monotonic time until which it is not
+        rewritten."""
 
     def forget(self, uid: str) -> None:
-        """Forget what was written for the control plane with this uid."""
+        """Discard the state of the control plane with this uid."""
         self._written.pop(uid, None)
 
     async def ensure(self, control_plane: ControlPlane, *, provision: Provision | None) -> None:
-        """Have Secret and ServiceMonitor say how the API server is scraped.
+        """Create or update the Secret and the ServiceMonitor of the control plane.
 
-        Without a provision, what there is stays. A cluster that refuses the ServiceMonitor gets an Event.
+        Without a provision, existing objects stay as they are. If the cluster refuses the ServiceMonitor, a Warning
+        Event is recorded and the refusal is logged.
         """
         if self._settings is None:
             await self._remove(control_plane)
@@ -116,37 +120,37 @@ class ServiceMonitors:
             await self._apply(control_plane, server=provision.addresses.internal, settings=self._settings)
 
     def _pair(self, control_plane: ControlPlane, authorities: TenantAuthorities) -> KeyPair:
-        """Return the certificate that there is, or another one if it is due."""
-        # By uid, because a certificate cannot be revoked, and another control plane may adopt the CAs.
+        """Return the present client certificate, or issue a new one if its renewal is due."""
+        # The user name contains the uid: a certificate cannot be revoked, and another control plane may adopt the CAs.
         user = f"{_USER}:{control_plane.metadata.uid}"
         previous = find_pair(self._known(control_plane), _PAIR)
-        good = kept(previous, authorities.client, now=datetime.now(UTC), user=user)
-        return good or issue_client(authorities.client, user=user, groups=[_GROUP], lifetime=_LIFETIME)
+        current = kept(previous, authorities.client, now=datetime.now(UTC), user=user)
+        return current or issue_client(authorities.client, user=user, groups=[_GROUP], lifetime=_LIFETIME)
 
     async def _apply(self, control_plane: ControlPlane, *, server: str, settings: ServiceMonitorSettings) -> None:
         secret, uid = self._known(control_plane), control_plane.metadata.uid or ""
         if secret is None:
-            return  # it was deleted in this moment, and that wakes us
+            return  # the Secret was just deleted; that event wakes the reconciler
         body = _service_monitor(control_plane, secret=secret, server=server, settings=settings)
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-        known, until = self._written.get(uid, ("", 0.0))
-        if known == digest and time.monotonic() < until:
+        digest_written, until = self._written.get(uid, ("", 0.0))
+        if digest_written == digest and time.monotonic() < until:
             return
         try:
             await self._context.client.apply(SERVICE_MONITORS, body, force=True)
         except ApiError as error:
-            where, advice = secret["metadata"]["namespace"], ""
+            namespace, advice = secret["metadata"]["namespace"], ""
             if isinstance(error, NotFound):
                 advice = "; install the CRDs of the Prometheus Operator"
-            message = f"failed to write ServiceMonitor {_NAME} in namespace {where}: {error}{advice}"
+            message = f"failed to write ServiceMonitor {_NAME} in namespace {namespace}: {error}{advice}"
             _log.warning("%s", message)
             self._context.events.record(control_plane, reason="MetricsNotScraped", message=message, warning=True)
         else:
             self._written[uid] = digest, time.monotonic() + _VERIFIED_SECONDS
 
     async def _remove(self, control_plane: ControlPlane) -> None:
-        known = self._known(control_plane)
-        owners = (known or {}).get("metadata", {}).get("ownerReferences") or ()
+        existing = self._known(control_plane)
+        owners = (existing or {}).get("metadata", {}).get("ownerReferences") or ()
         if any(owner.get("uid") == control_plane.metadata.uid for owner in owners):
             await delete_secret(self._context, control_plane, name=_SECRET)
 
@@ -157,7 +161,10 @@ class ServiceMonitors:
 def _service_monitor(
     control_plane: ControlPlane, *, secret: Object, server: str, settings: ServiceMonitorSettings
 ) -> Object:
-    """Describe the ServiceMonitor. It is one of each API server, because each has CAs of its own."""
+    """Return the ServiceMonitor of an API server.
+
+    Each API server has its own ServiceMonitor, because it has its own CAs.
+    """
     metadata = secret["metadata"]
 
     def entry(key: str) -> dict[str, str]:
@@ -173,7 +180,7 @@ def _service_monitor(
             "ca": {"secret": entry(_CA)},
             "cert": {"secret": entry(f"{_PAIR}.crt")},
             "keySecret": entry(f"{_PAIR}.key"),
-            # Prometheus connects to pods by their addresses, which no certificate names.
+            # Prometheus connects to the addresses of pods, which are not in the certificate.
             "serverName": urlsplit(server).hostname,
         },
         "relabelings": [

@@ -1,4 +1,4 @@
-"""Sums a pass up in the status of the control plane."""
+"""Status of a control plane, made from the outcomes of a pass."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Summary"]
 
 
 class Summary:
-    """Makes statuses of passes."""
+    """Makes the status from the outcomes of a pass."""
 
     def __init__(self, context: OperatorContext, *, sleeper: Sleeper, runtime: Runtime) -> None:
         self._context = context
@@ -34,7 +34,7 @@ class Summary:
         self._runtime = runtime
 
     def status(self, one: Pass) -> ControlPlaneStatus:
-        """Make the status of what the phases found. What was published stays unless it is published anew."""
+        """Return the status for the outcomes of the phases. Published fields stay unless they are published anew."""
         control_plane, fields = one.control_plane, one.published or {}
         published = one.was_published or bool(fields)
         sleep = self._sleep(one, published=published)
@@ -53,7 +53,7 @@ class Summary:
         if one.credentials is not None and one.credentials.lease_guards is not None:
             conditions = with_lease_guards(conditions, of=control_plane, guards=one.credentials.lease_guards)
         if one.failure is None:
-            conditions = [each for each in conditions if each.type != SYNCED]
+            conditions = [condition for condition in conditions if condition.type != SYNCED]
         storage = _storage(one)
         conditions = with_storage(conditions, of=control_plane, storage=storage)
         return control_plane.status.model_copy(
@@ -70,7 +70,7 @@ class Summary:
         )
 
     def _sleep(self, one: Pass, *, published: bool) -> Outcome:
-        """Return what the status says of the sleep; nothing new where it was not decided about."""
+        """Return the outcome for the sleep; the present sleep state if the pass made no decision about it."""
         if one.decision is None:
             return Outcome(one.control_plane.status.hibernation)
         return ended(
@@ -83,30 +83,32 @@ class Summary:
         )
 
     def _key_fingerprints(self, one: Pass) -> dict[str, str]:
-        """Return a copy of the record of the keys, for the namespace that replaces a lost one."""
-        known, name = one.control_plane.status, management_namespace(one.control_plane.name)
-        namespace, uid = self._context.stores.namespaces.get(("", name)), one.namespace_uid or known.namespace_uid
+        """Return the fingerprints of the keys, which the status keeps in case a user deletes the namespace."""
+        status, name = one.control_plane.status, management_namespace(one.control_plane.name)
+        namespace, uid = self._context.stores.namespaces.get(("", name)), one.namespace_uid or status.namespace_uid
         is_own = namespace is not None and namespace["metadata"]["uid"] == uid
-        return settled_fingerprints(namespace) if namespace is not None and is_own else known.key_fingerprints
+        return settled_fingerprints(namespace) if namespace is not None and is_own else status.key_fingerprints
 
     def _unsupported(self, one: Pass) -> list[str]:
-        """Say, in sentences, what of the spec and the class is accepted and has no effect."""
-        chosen = one.followed.chosen
-        start = start_of(one.control_plane, chosen=chosen, gateway=self._context.gateway)
+        """Return sentences about fields of spec and class that are accepted but have no effect."""
+        control_plane_class = one.followed.chosen
+        start = start_of(one.control_plane, chosen=control_plane_class, gateway=self._context.gateway)
         requests = Requests.of(one.control_plane, start=start, now=datetime.now(UTC))
-        told = [
+        sentences = [
             *refused_rotation(one.control_plane),
             *requests.refused,
-            *refused_deletion(one.control_plane, chosen=chosen, asleep=one.is_asleep),
+            *refused_deletion(one.control_plane, chosen=control_plane_class, asleep=one.is_asleep),
         ]
         dedicated = one.control_plane.spec.dedicated
         if dedicated is not None and (dedicated.provider_ref is not None or dedicated.parameters_ref is not None):
-            told.append("spec.dedicated.providerRef and parametersRef have no effect: kplane runs the control plane")
+            sentences.append(
+                "spec.dedicated.providerRef and parametersRef have no effect: kplane runs the control plane"
+            )
         if dedicated is not None and one.control_plane.spec.endpoint_ref is not None:
             idle = [name for name in ("etcd", "volume") if getattr(dedicated, name) is not None]
-            why = "has no effect: kplane does not run the API server at spec.endpointRef"
-            told += [f"spec.dedicated.{name} {why}" for name in idle]
-        return [*told, *not_held_to(one.control_plane, chosen=chosen, runtime=self._runtime)]
+            explanation = "has no effect: kplane does not run the API server at spec.endpointRef"
+            sentences += [f"spec.dedicated.{name} {explanation}" for name in idle]
+        return [*sentences, *not_held_to(one.control_plane, chosen=control_plane_class, runtime=self._runtime)]
 
 
 def _phase(one: Pass, reason: Reason, *, published: bool) -> ControlPlanePhase:
@@ -116,10 +118,10 @@ def _phase(one: Pass, reason: Reason, *, published: bool) -> ControlPlanePhase:
 
 
 def _storage(one: Pass) -> StorageStatus | None:
-    """Return what the control plane was found to keep in the shared etcd, with the quota of its class."""
+    """Return the measured usage of the shared etcd and the quota of the class; None for mode Dedicated."""
     if one.control_plane.home.mode is not ControlPlaneMode.VIRTUAL:
         return None
-    chosen = one.followed.chosen
+    control_plane_class = one.followed.chosen
     usage = one.provisioner.usage(one.control_plane.metadata.uid or "") if one.provisioner is not None else None
-    quota_bytes = chosen.spec.storage_quota_bytes if chosen is not None else None
+    quota_bytes = control_plane_class.spec.storage_quota_bytes if control_plane_class is not None else None
     return recorded(one.control_plane.status.storage, usage=usage, quota_bytes=quota_bytes)

@@ -1,7 +1,7 @@
-"""Keeps the keys of a control plane in the operator's namespace while the control plane's own namespace is gone.
+"""Copies of the keys of control planes in the operator's namespace, while the control plane's namespace is gone.
 
-The Secret has a token too. A namespace that the operator made anew carries the token, and so the operator knows it
-again, also after a crash.
+The Secret also has a token. The operator writes the token into the namespace that it recreates, and so recognizes that
+namespace, even after a crash.
 """
 
 from __future__ import annotations
@@ -30,24 +30,27 @@ _TOKEN_BYTES: Final = 24
 
 
 class SavedKeys:
-    """Writes, finds and deletes that Secret. It is there only from the loss of a namespace to the end of its repair."""
+    """Writes, finds and deletes that Secret, which exists from the loss of a namespace to the end of its repair."""
 
     def __init__(self, context: OperatorContext) -> None:
         self._context = context
 
     def find(self, control_plane: ControlPlane) -> Object | None:
-        """Return the Secret; None where there is none.
+        """Return the Secret; None if it does not exist.
 
-        It is watched, and only this operator writes it. So what is known is what there is.
+        The cache is reliable, because it watches the Secret, and only this operator writes it.
         """
         return self._context.stores.secrets.get((self._context.namespace, _name(control_plane)))
 
     async def save(self, control_plane: ControlPlane, *, data: Mapping[str, str] | None = None) -> Object:
-        """Have the Secret exist, with this data as in the Secret of the keys; without data, with what it has."""
-        found = self.find(control_plane)
-        if found is not None and (data is None or found.get("data") == dict(data)):
-            return found
-        token = token_of(found) if found is not None else None
+        """Create or update the Secret with this data; without `data`, keep the present data.
+
+        The data have the encoding of a Secret. Skips the write if the data are equal. Returns the Secret.
+        """
+        existing = self.find(control_plane)
+        if existing is not None and (data is None or existing.get("data") == dict(data)):
+            return existing
+        token = token_of(existing) if existing is not None else None
         metadata = {
             "name": _name(control_plane),
             "namespace": self._context.namespace,
@@ -63,19 +66,22 @@ class SavedKeys:
         return written
 
     async def forget(self, control_plane: ControlPlane) -> None:
-        """Delete the Secret, where there is one."""
-        found = self.find(control_plane)
-        if found is None:
+        """Delete the Secret if it exists."""
+        existing = self.find(control_plane)
+        if existing is None:
             return
         with contextlib.suppress(NotFound):
             await self._context.client.delete(
-                SECRETS, found["metadata"]["name"], namespace=self._context.namespace, uid=found["metadata"]["uid"]
+                SECRETS,
+                existing["metadata"]["name"],
+                namespace=self._context.namespace,
+                uid=existing["metadata"]["uid"],
             )
-        self._context.stores.secrets.remove(found)
+        self._context.stores.secrets.remove(existing)
 
 
 def token_of(obj: Object) -> str | None:
-    """Return the token that a Secret or a namespace carries."""
+    """Return the token of a Secret or namespace; None if it has none."""
     token: str | None = (obj["metadata"].get("annotations") or {}).get(NAMESPACE_TOKEN_ANNOTATION)
     return token
 

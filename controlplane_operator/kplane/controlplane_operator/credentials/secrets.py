@@ -1,4 +1,4 @@
-"""Reads Secrets of the management cluster, and writes those of control planes where they differ."""
+"""Reads Secrets of the management cluster, and writes Secrets of control planes if their content differs."""
 
 from __future__ import annotations
 
@@ -39,25 +39,26 @@ __all__ = [
 async def find_secret(
     context: OperatorContext, *, namespace: str, name: str, of: ControlPlane | None = None
 ) -> Object | None:
-    """Return a Secret from what is watched, else from the API server; None where it does not exist.
+    """Return a Secret from the cache, or else from the API server; None if it does not exist.
 
-    With `of`, what is watched counts only where it belongs to that very control plane: its end may be seen late, and
-    nobody may get the keys of an earlier control plane of the same name. Raises as `read_secret`.
+    With `of`, a cached Secret only counts if it belongs to this control plane. The cache may show Secrets of a deleted
+    control plane with the same name, and no control plane may get the keys of another. Raises as `read_secret`.
     """
-    known = context.stores.secrets.get((namespace, name))
-    if known is not None and (of is None or _owned(known, of)):
-        return known
+    cached = context.stores.secrets.get((namespace, name))
+    if cached is not None and (of is None or _owned(cached, of)):
+        return cached
     return await read_secret(context, SecretReference(namespace=namespace, name=name), context.stores.allowed_secrets)
 
 
 async def read_secret(context: OperatorContext, secret: SecretReference, store: Store) -> Object | None:
-    """Return a Secret that a user named, from the store of what is watched, else from the API server.
+    """Return a Secret that a user named, from the cache `store` or the API server; None if it does not exist.
 
-    Raises ConditionError (SecretsNotReadable) if the operator has no right to read it, or no longer.
+    Raises ConditionError (SecretsNotReadable) if the operator has no right to read it, or lost that right. Raises
+    ProviderError if the API server fails, unless the cache has the Secret.
     """
-    known = store.get((secret.namespace, secret.name))
-    if known is not None and not context.secrets.is_lost(secret.namespace):
-        return known
+    cached = store.get((secret.namespace, secret.name))
+    if cached is not None and not context.secrets.is_lost(secret.namespace):
+        return cached
     try:
         return await context.client.get(SECRETS, secret.name, namespace=secret.namespace)
     except NotFound:
@@ -68,9 +69,9 @@ async def read_secret(context: OperatorContext, secret: SecretReference, store: 
             return None
         raise failure from error
     except ProviderError:
-        if known is None:
+        if cached is None:
             raise
-        return known
+        return cached
 
 
 async def write_secret(
@@ -83,10 +84,11 @@ async def write_secret(
     namespace: str | None = None,
     never: Collection[str] = (),
 ) -> None:
-    """Have a Secret carry exactly this, in the control plane's namespace if no other is given; nothing is written where
-    it does. Entries that `never` names are removed. All other entries that are not in `data` are left alone.
+    """Create or update the Secret, by default in the control plane's namespace.
 
-    One that cannot be changed, because somebody made it immutable or of another type, is replaced.
+    Skips the write if the content is equal. Removes the entries that `never` names, and other entries that the operator
+    wrote earlier. Entries of other clients stay. A Secret that cannot be changed, because it is immutable or has
+    another type, is replaced.
     """
     namespace = namespace or management_namespace(control_plane.name)
     body = _body(
@@ -96,11 +98,11 @@ async def write_secret(
         data=data,
         metadata={"annotations": dict(annotations or {}), "ownerReferences": [owner_reference(control_plane)]},
     )
-    known = context.stores.secrets.get((namespace, name))
-    if known is not None and _carries(known, body) and not set(never) & (known.get("data") or {}).keys():
+    cached = context.stores.secrets.get((namespace, name))
+    if cached is not None and _carries(cached, body) and not set(never) & (cached.get("data") or {}).keys():
         return
-    # Nearly all are new, and to create one takes the API server half of what an apply takes.
-    written = await _create(context, body) if known is None else None
+    # Create first: nearly all Secrets are new, and for the API server a create costs half as much as an apply.
+    written = await _create(context, body) if cached is None else None
     if written is None:
         try:
             written = await _change(context, body, never=never)
@@ -112,7 +114,7 @@ async def write_secret(
 
 
 async def _create(context: OperatorContext, body: Object) -> Object | None:
-    """Create the Secret; None if there is one."""
+    """Create the Secret; return None if it exists already."""
     try:
         return await context.client.create(SECRETS, body)
     except AlreadyExists:
@@ -120,24 +122,27 @@ async def _create(context: OperatorContext, body: Object) -> Object | None:
 
 
 async def _change(context: OperatorContext, body: Object, *, never: Collection[str]) -> Object | None:
-    """Have the Secret carry what `body` says, without other entries that the operator wrote, or that `never` names.
+    """Update the Secret to `body`; return None if it does not exist.
 
-    Returns None if there is no such Secret.
-
-    Raises Conflict if it changes meanwhile, and Invalid if it cannot be changed.
+    Removes other entries that the operator wrote earlier, and the entries that `never` names. Raises Conflict if
+    another client changes the Secret meanwhile, and Invalid if the Secret cannot be changed.
     """
     metadata = body["metadata"]
     name, namespace = metadata["name"], metadata["namespace"]
     try:
-        # With managedFields, which `get` leaves out.
+        # A plain request, because `get` omits managedFields.
         live = await context.client.request("GET", SECRETS.path(name, namespace=namespace))
-        found = live["metadata"]
+        live_metadata = live["metadata"]
         ours = CONTROL_PLANES.api_version, CONTROL_PLANES.kind
-        owners = [each for each in found.get("ownerReferences") or () if (each["apiVersion"], each["kind"]) != ours]
+        owners = [
+            owner
+            for owner in live_metadata.get("ownerReferences") or ()
+            if (owner["apiVersion"], owner["kind"]) != ours
+        ]
         manager = context.client.field_manager
         former = _written(live, "f:metadata", "f:annotations", manager=manager)
         changed = {
-            "resourceVersion": found["resourceVersion"],
+            "resourceVersion": live_metadata["resourceVersion"],
             "labels": metadata["labels"],
             "annotations": dict.fromkeys(former) | metadata["annotations"],
             "ownerReferences": [*owners, *metadata["ownerReferences"]],
@@ -151,23 +156,23 @@ async def _change(context: OperatorContext, body: Object, *, never: Collection[s
 
 
 def _written(secret: Object, *path: str, manager: str | None) -> set[str]:
-    """Return the entries of a mapping that the manager wrote, as the API server notes."""
+    """Return the entries of a mapping that the manager wrote, according to managedFields."""
     names: set[str] = set()
     for entry in secret["metadata"].get("managedFields", ()):
         if entry.get("manager") == manager:
             owned = entry.get("fieldsV1") or {}
             for part in path:
                 owned = owned.get(part) or {}
-            names |= {each.removeprefix("f:") for each in owned if each.startswith("f:")}
+            names |= {field.removeprefix("f:") for field in owned if field.startswith("f:")}
     return names
 
 
 async def create_lasting_secret(
     context: OperatorContext, control_plane: ControlPlane, *, name: str, data: Mapping[str, bytes]
 ) -> None:
-    """Create a Secret that outlives its control plane, and a deletion of its namespace until `unprotect_secret`.
+    """Create a Secret that outlives its control plane, and the deletion of its namespace until `unprotect_secret`.
 
-    Raises AlreadyExists, so that nothing is overwritten.
+    Raises AlreadyExists instead of an overwrite.
     """
     metadata = {**_lasting(control_plane), "finalizers": [PROTECTION_FINALIZER]}
     body = _body(control_plane, name=name, data=data, metadata=metadata)
@@ -175,32 +180,32 @@ async def create_lasting_secret(
 
 
 async def take_over_secret(context: OperatorContext, control_plane: ControlPlane, *, secret: Object) -> None:
-    """Have a lasting Secret of the control plane's namespace be its own, and protected; nothing is written where it is.
+    """Make a lasting Secret belong to the control plane, and protect it. Skips the write if both are so already.
 
-    Raises Conflict where it was changed since it was read.
+    Raises Conflict if the Secret has changed since it was read.
     """
     finalizers = secret["metadata"].get("finalizers") or []
     if not _owned(secret, control_plane) or PROTECTION_FINALIZER not in finalizers:
-        wanted = list(dict.fromkeys([*finalizers, PROTECTION_FINALIZER]))
-        await _patch_metadata(context, secret, {**_lasting(control_plane), "finalizers": wanted})
+        desired = list(dict.fromkeys([*finalizers, PROTECTION_FINALIZER]))
+        await _patch_metadata(context, secret, {**_lasting(control_plane), "finalizers": desired})
 
 
 async def unprotect_secret(context: OperatorContext, secret: Object) -> None:
-    """Let a lasting Secret be deleted by others too; nothing is written where it can be.
+    """Remove the protection of a lasting Secret, so that other clients can delete it. Skips the write if it has none.
 
-    Raises Conflict where it was changed since it was read.
+    Raises Conflict if the Secret has changed since it was read.
     """
     finalizers = secret["metadata"].get("finalizers") or []
     if PROTECTION_FINALIZER in finalizers:
-        left = [each for each in finalizers if each != PROTECTION_FINALIZER]
+        remaining = [finalizer for finalizer in finalizers if finalizer != PROTECTION_FINALIZER]
         with contextlib.suppress(NotFound):
-            await _patch_metadata(context, secret, {"finalizers": left})
+            await _patch_metadata(context, secret, {"finalizers": remaining})
 
 
 async def _patch_metadata(context: OperatorContext, secret: Object, metadata: dict[str, Any]) -> None:
-    known = secret["metadata"]
-    body = {"metadata": {**metadata, "resourceVersion": known["resourceVersion"]}}
-    patched = await context.client.patch(SECRETS, known["name"], body, namespace=known["namespace"])
+    present = secret["metadata"]
+    body = {"metadata": {**metadata, "resourceVersion": present["resourceVersion"]}}
+    patched = await context.client.patch(SECRETS, present["name"], body, namespace=present["namespace"])
     if "deletionTimestamp" not in patched["metadata"] or patched["metadata"].get("finalizers"):
         context.stores.secrets.apply(patched)
     else:
@@ -208,7 +213,10 @@ async def _patch_metadata(context: OperatorContext, secret: Object, metadata: di
 
 
 async def make_secret_last(context: OperatorContext, control_plane: ControlPlane, *, name: str) -> None:
-    """Have a Secret that `write_secret` wrote, where it is there still, go with its namespace only."""
+    """Let a Secret of `write_secret` outlive its control plane, until its namespace is deleted.
+
+    Does nothing if the Secret no longer exists.
+    """
     body = {"metadata": {"ownerReferences": None, **_lasting(control_plane)}}
     namespace = management_namespace(control_plane.name)
     with contextlib.suppress(NotFound):
@@ -217,9 +225,9 @@ async def make_secret_last(context: OperatorContext, control_plane: ControlPlane
 
 
 async def replace_data(context: OperatorContext, secret: Object, *, data: Mapping[str, bytes]) -> Object:
-    """Have a Secret carry this data and no other, in one write; returns it as it is then.
+    """Replace all data of a Secret in a single write, and return the Secret.
 
-    Raises Conflict where it was changed since it was read.
+    Raises Conflict if the Secret has changed since it was read.
     """
     metadata = secret["metadata"]
     encoded: dict[str, str | None] = dict.fromkeys(secret.get("data") or {})
@@ -233,7 +241,7 @@ async def replace_data(context: OperatorContext, secret: Object, *, data: Mappin
 async def delete_secret(
     context: OperatorContext, control_plane: ControlPlane, *, name: str, namespace: str | None = None
 ) -> None:
-    """Have no Secret of this name, in the control plane's namespace if no other is given."""
+    """Delete the Secret if it exists, by default in the control plane's namespace."""
     namespace = namespace or management_namespace(control_plane.name)
     with contextlib.suppress(NotFound):
         async with unless_leaving(context.client, namespace):
@@ -261,7 +269,7 @@ def _body(
 
 
 def _lasting(control_plane: ControlPlane) -> dict[str, Any]:
-    # Not an ownerReference, by which garbage collection would take what the data cannot be read without.
+    # An annotation instead of an ownerReference: garbage collection must not delete keys that the data depend on.
     return {"annotations": {UID_ANNOTATION: control_plane.metadata.uid}}
 
 

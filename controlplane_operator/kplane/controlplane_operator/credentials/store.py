@@ -1,4 +1,4 @@
-"""Keeps a managed control plane's keys and certificates in Secrets of its management namespace."""
+"""Keys and certificates of managed control planes, in Secrets of their management namespaces."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["AUTHORITIES_SECRET", "TenantKeys"]
 
 AUTHORITIES_SECRET: Final = "control-plane-authorities"  # noqa: S105 - the name of a Secret
 _CERTIFICATES: Final = ("control-plane-certificates", "control-plane-certificates-2")
-"""By the slot of the home whose programs have them."""
+"""Names of the Secrets, by slot of the home whose programs use them."""
 
 
 def _certificates(control_plane: ControlPlane) -> str:
@@ -46,10 +46,10 @@ def _certificates(control_plane: ControlPlane) -> str:
 
 
 class TenantKeys:
-    """Reads what exists and creates what is missing."""
+    """Reads existing keys and certificates, and creates missing ones."""
 
     def __init__(self, context: OperatorContext, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        """`now` is the clock by which the life of a CA has begun."""
+        """Create the store; `now` is the clock for the check whether the validity of CAs has begun."""
         self._context = context
         self._now = now
         self._records = KeyRecords(context)
@@ -58,59 +58,60 @@ class TenantKeys:
     async def authorities(
         self, control_plane: ControlPlane, *, has_data: Callable[[ControlPlane], Awaitable[bool]]
     ) -> TenantAuthorities:
-        """Return the authorities, created at the first call. Keys are recorded before they exist.
+        """Return the authorities, and create them at the first call. Keys are recorded before their Secret is written.
 
-        Raises ConditionError (Failed) where they are missing although the control plane has data or was published: new
-        ones would lock out everybody who trusts the old ones. Raises ConditionError (KeysUnusable) if an entry of their
-        Secret is missing or damaged, and ConditionError (KeysChanged) if they are others than the recorded ones.
+        Raises ConditionError (Failed) if the authorities are missing, and the control plane has data or was published.
+        New authorities would lock out clients that trust the old ones. Also raises Failed if the validity of a CA
+        begins in the future. Raises ConditionError (KeysUnusable) if an entry of the Secret is missing or damaged, and
+        ConditionError (KeysChanged) if the keys differ from the record.
         """
-        found = None
+        secret = None
         if not self._is_new(control_plane, AUTHORITIES_SECRET):
-            found = await self.repair(control_plane)
-        if found is None and control_plane.status.endpoint is None and not await has_data(control_plane):
+            secret = await self.repair(control_plane)
+        if secret is None and control_plane.status.endpoint is None and not await has_data(control_plane):
             created = _new_generations(control_plane)
             with contextlib.suppress(AlreadyExists):
                 await self._create(control_plane, created)
                 return created.in_force()
-        if found is None:
-            # There may be one that the operator has not seen yet.
-            found = await self.repair(control_plane)
-        if found is None:
+        if secret is None:
+            # The Secret may exist already without being in the cache.
+            secret = await self.repair(control_plane)
+        if secret is None:
             raise ConditionError(
                 Reason.FAILED,
                 f"there are data of this control plane, and Secret {_where(control_plane)} with its keys is gone;"
                 " restore the Secret, or remove the data by deleting the control plane with deletionPolicy Destroy",
             )
-        found, generations, record = await self._verified(control_plane, found)
-        found, generations = await self._valid(control_plane, found, generations)
-        await take_over_secret(self._context, control_plane, secret=found)
+        secret, generations, record = await self._verified(control_plane, secret)
+        secret, generations = await self._valid(control_plane, secret, generations)
+        await take_over_secret(self._context, control_plane, secret=secret)
         await self._settle_record(control_plane, generations, record=record)
         return generations.in_force()
 
     async def repair(self, control_plane: ControlPlane) -> Object | None:
-        """Put the keys back that were saved, and replace their Secret if a user deleted it; returns that Secret.
+        """Restore saved keys, and replace a Secret of authorities that a user deleted; return the Secret.
 
-        Each step may be the last one of this operator: the keys are in one of the two Secrets at any time. Raises
-        ConditionError (Provisioning) while a deleted Secret is not gone yet.
+        The operator may end after each step: at least one of the two Secrets has the keys at any time. Raises
+        ConditionError (Provisioning) until a deleted Secret is gone.
         """
-        found = await self._find(control_plane, AUTHORITIES_SECRET)
+        secret = await self._find(control_plane, AUTHORITIES_SECRET)
         saved = self._saved.find(control_plane)
-        if saved is None and (found is None or "deletionTimestamp" not in found["metadata"]):
-            return found
-        found = await self._look(control_plane)
-        if found is not None and "deletionTimestamp" in found["metadata"]:
-            saved = await self._saved.save(control_plane, data=found.get("data") or {})
-            await unprotect_secret(self._context, found)
+        if saved is None and (secret is None or "deletionTimestamp" not in secret["metadata"]):
+            return secret
+        secret = await self._look(control_plane)
+        if secret is not None and "deletionTimestamp" in secret["metadata"]:
+            saved = await self._saved.save(control_plane, data=secret.get("data") or {})
+            await unprotect_secret(self._context, secret)
             if await self._look(control_plane) is not None:
-                said = f"Secret {_where(control_plane)} is being deleted; waiting until it is gone"
-                raise ConditionError(Reason.PROVISIONING, said)
-            found = None
-        if saved is not None and (kept := data_of(saved)):
-            if found is None:
-                await create_lasting_secret(self._context, control_plane, name=AUTHORITIES_SECRET, data=kept)
-            elif data_of(found) != kept:
-                # Another user made it, in the moment before.
-                await replace_data(self._context, found, data=kept)
+                message = f"Secret {_where(control_plane)} is being deleted; waiting until it is gone"
+                raise ConditionError(Reason.PROVISIONING, message)
+            secret = None
+        if saved is not None and (entries := data_of(saved)):
+            if secret is None:
+                await create_lasting_secret(self._context, control_plane, name=AUTHORITIES_SECRET, data=entries)
+            elif data_of(secret) != entries:
+                # Another user created the Secret a moment earlier.
+                await replace_data(self._context, secret, data=entries)
             self._context.events.record(
                 control_plane, reason="KeysRestored", message=f"put its keys back into Secret {_where(control_plane)}"
             )
@@ -118,62 +119,65 @@ class TenantKeys:
         return await self._find(control_plane, AUTHORITIES_SECRET)
 
     async def save(self, control_plane: ControlPlane, *, release: bool) -> None:
-        """Save the keys outside of their namespace, which is being deleted; `release` lets it go then."""
-        found = await self._look(control_plane)
-        if found is not None:
-            await self._saved.save(control_plane, data=found.get("data") or {})
+        """Save the keys outside of their namespace, which is being deleted.
+
+        With `release`, then lets their Secret be deleted.
+        """
+        secret = await self._look(control_plane)
+        if secret is not None:
+            await self._saved.save(control_plane, data=secret.get("data") or {})
             if release:
-                await unprotect_secret(self._context, found)
+                await unprotect_secret(self._context, secret)
 
     async def unprotect(self, control_plane: ControlPlane) -> None:
         """Let the keys be deleted with their namespace."""
-        if (found := await self._look(control_plane)) is not None:
-            await unprotect_secret(self._context, found)
+        if (secret := await self._look(control_plane)) is not None:
+            await unprotect_secret(self._context, secret)
 
     async def advance(self, control_plane: ControlPlane, *, known: Rotation | None, following: Rotation) -> bool:
-        """Take the step of an exchange that follows `known`; False if another write of the Secret was quicker."""
-        # As it is at this moment: with a cache that is behind, the record would lose keys that were written just now.
-        found = await self._look(control_plane)
-        if found is None:
+        """Take the step of a rotation after `known`; return False if the Secret or its record has changed meanwhile."""
+        # Read without the cache. A stale cache would make the record lose keys that were written a moment ago.
+        secret = await self._look(control_plane)
+        if secret is None:
             return False
-        generations = _generations(control_plane, data_of(found))
+        generations = _generations(control_plane, data_of(secret))
         present, record = generations.fingerprints(), await self._records.find(control_plane)
         if generations.rotation != known or record is None or not record.allows(present):
             return False
         advanced = generations.advanced(following, name=control_plane.name)
         if (changed := advanced.fingerprints()) != present:
-            # First: whether the Secret is written afterwards or not, its keys are recorded.
+            # Write the record first, so that it has the keys of the Secret before and after the Secret is written.
             await self._records.write(control_plane, KeyRecord((present, changed)))
         try:
-            await replace_data(self._context, found, data=advanced.to_secret())
+            await replace_data(self._context, secret, data=advanced.to_secret())
         except Conflict:
             return False
         return True
 
     async def exist(self, control_plane: ControlPlane) -> bool:
-        """Tell whether `authorities` has created any."""
+        """Return whether `authorities` has created keys."""
         return await self._find(control_plane, AUTHORITIES_SECRET) is not None
 
     async def present(self, control_plane: ControlPlane) -> TenantAuthorities | None:
-        """Return the authorities without creating any.
+        """Return the authorities without creating any; None if they do not exist.
 
-        Raises ConditionError if they are damaged (KeysUnusable), or others than the recorded ones (KeysChanged).
+        Raises ConditionError if they are damaged (KeysUnusable), or differ from the record (KeysChanged).
         """
-        found = await self._find(control_plane, AUTHORITIES_SECRET)
-        return (await self._verified(control_plane, found))[1].in_force() if found is not None else None
+        secret = await self._find(control_plane, AUTHORITIES_SECRET)
+        return (await self._verified(control_plane, secret))[1].in_force() if secret is not None else None
 
     async def exported(self, control_plane: ControlPlane) -> dict[str, bytes] | None:
-        """Return the entries of the Secret of the authorities, as it is at this moment; None if there is none.
+        """Return the entries of the Secret of the authorities, read without the cache; None if it does not exist.
 
-        Raises ConditionError as `present` does: data that are saved with other keys are worth nothing.
+        Raises ConditionError as `present` does, because data saved with other keys are useless.
         """
-        found = await self._look(control_plane)
-        return data_of((await self._verified(control_plane, found))[0]) if found is not None else None
+        secret = await self._look(control_plane)
+        return data_of((await self._verified(control_plane, secret))[0]) if secret is not None else None
 
     async def restore(self, control_plane: ControlPlane, *, data: Mapping[str, bytes]) -> None:
-        """Begin with these entries, which `exported` returned of a former control plane.
+        """Create the Secret of the authorities from entries that `exported` returned for a former control plane.
 
-        Raises ConditionError (KeysUnusable) if they are damaged.
+        Does nothing if the Secret exists. Raises ConditionError (KeysUnusable) if the entries are damaged.
         """
         generations = _generations(control_plane, data)
         with contextlib.suppress(AlreadyExists):
@@ -182,13 +186,13 @@ class TenantKeys:
     async def issued(self, control_plane: ControlPlane) -> TenantCertificates | None:
         """Return the leaf certificates that `certificates` wrote last; None if there are none.
 
-        Raises CredentialsInvalid.
+        Raises CredentialsInvalid if they are damaged.
         """
-        found = await self._find(control_plane, _certificates(control_plane))
-        return TenantCertificates.from_secret(data_of(found)) if found is not None else None
+        secret = await self._find(control_plane, _certificates(control_plane))
+        return TenantCertificates.from_secret(data_of(secret)) if secret is not None else None
 
     async def forget_certificates(self, control_plane: ControlPlane) -> None:
-        """Delete the leaf certificates; `certificates` issues others."""
+        """Delete the leaf certificates; `certificates` issues new ones."""
         await delete_secret(self._context, control_plane, name=_certificates(control_plane))
 
     async def certificates(
@@ -202,9 +206,9 @@ class TenantKeys:
         etcd_hosts: Sequence[str] = (),
         egress_hosts: Sequence[str] = (),
     ) -> TenantCertificates:
-        """Return the leaf certificates, those that are due renewed."""
+        """Return the leaf certificates, and renew those that are due."""
         new = self._is_new(control_plane, _certificates(control_plane))
-        found = None if new else await self._find(control_plane, _certificates(control_plane))
+        secret = None if new else await self._find(control_plane, _certificates(control_plane))
         renewed = partial(
             TenantCertificates.renewed,
             authorities=authorities,
@@ -213,15 +217,15 @@ class TenantKeys:
             etcd_user=etcd_user,
             etcd_hosts=etcd_hosts,
             egress_hosts=egress_hosts,
-            # By uid, because a certificate cannot be revoked. One of an earlier control plane with these CAs is
-            # authenticated by the API server, and has no rights.
+            # The user name has the uid, because certificates cannot be revoked. The API server authenticates a
+            # certificate of an earlier control plane with these CAs, but grants it no rights.
             controllers_user=f"{CONTROLLERS_USER}:{control_plane.metadata.uid}",
             now=datetime.now(UTC),
         )
         try:
-            certificates = renewed(TenantCertificates.from_secret(data_of(found)) if found is not None else None)
+            certificates = renewed(TenantCertificates.from_secret(data_of(secret)) if secret is not None else None)
         except CredentialsInvalid:
-            # Leaf certificates are cheap: damaged ones are replaced.
+            # Leaf certificates are cheap, so damaged ones are replaced.
             certificates = renewed(None)
         await write_secret(
             self._context, control_plane, name=_certificates(control_plane), data=certificates.to_secret()
@@ -231,10 +235,10 @@ class TenantKeys:
     async def _verified(
         self, control_plane: ControlPlane, found: Object
     ) -> tuple[Object, Generations, KeyRecord | None]:
-        """Return the Secret of the authorities, what it holds, and the record of its keys, if that allows them.
+        """Return the Secret of the authorities, its content, and the record of its keys, once compared.
 
-        What is watched may be behind: the Secrets of a control plane that sleeps are read every ten minutes. So both
-        are read anew before keys are refused. Raises ConditionError (KeysUnusable, KeysChanged).
+        The cache may be stale, because Secrets of sleeping control planes are read every ten minutes. So Secret and
+        record are read again before keys are refused. Raises ConditionError (KeysUnusable, KeysChanged).
         """
         try:
             return found, *await self._compared(control_plane, found)
@@ -255,22 +259,22 @@ class TenantKeys:
     async def _settle_record(
         self, control_plane: ControlPlane, generations: Generations, *, record: KeyRecord | None
     ) -> None:
-        """Record the present keys alone, where that is not so and known to be right."""
+        """Limit the record to the present keys, if they are known to be right."""
         if record is not None and len(record.states) == 1:
             return
         present = generations.fingerprints()
-        # A version without records made the keys, or a user removed the record. Otherwise the write of a step of a
-        # rotation is done, and only the keys after it are allowed from now on.
+        # Without a record, an early version of kplane made the keys, or a user removed the record. Otherwise the write
+        # of a step of a rotation is done, and only the keys after it are allowed from now on.
         if record is None or record.states[-1] == present:
             await self._records.write(control_plane, KeyRecord((present,)))
 
     async def _valid(
         self, control_plane: ControlPlane, found: Object, generations: Generations
     ) -> tuple[Object, Generations]:
-        """Return the Secret and what it holds, if the life of all CAs has begun: programs accept them only then.
+        """Return the Secret and its content if the validity of all CAs has begun, because programs reject them earlier.
 
-        Certificates that a clock issued while it was ahead are issued anew only if a rotation is asked for. The present
-        clock may be the wrong one. Raises ConditionError (Failed).
+        CAs that a clock issued while it was ahead are issued anew only on request of a rotation. The present clock may
+        be the wrong one. Raises ConditionError (Failed) without such a request.
         """
         now = self._now()
         if not (begins := generations.not_yet_valid(now=now)):
@@ -288,7 +292,7 @@ class TenantKeys:
         return found, renewed
 
     async def _look(self, control_plane: ControlPlane) -> Object | None:
-        """Return the Secret of the authorities as it is at this moment."""
+        """Return the Secret of the authorities from the API server; None if it does not exist."""
         namespace = management_namespace(control_plane.name)
         try:
             return await self._context.client.get(SECRETS, AUTHORITIES_SECRET, namespace=namespace)
@@ -296,9 +300,9 @@ class TenantKeys:
             return None
 
     def _is_new(self, control_plane: ControlPlane, name: str) -> bool:
-        """Tell whether a Secret is probably not there yet, so that it is worth a try to create it without a look.
+        """Return whether a Secret probably does not exist yet, so that a create is worth a try without a read.
 
-        The Secrets of a control plane that was never published are watched. A record of keys shows that an earlier try
+        Secrets of a control plane that was never published are in the cache. A record of keys shows that an earlier try
         has begun.
         """
         key = management_namespace(control_plane.name), name
@@ -310,9 +314,10 @@ class TenantKeys:
         return await find_secret(self._context, namespace=namespace, name=name, of=control_plane)
 
     async def _create(self, control_plane: ControlPlane, generations: Generations) -> None:
-        """Record keys, then create their Secret. Raises AlreadyExists if there is one; the record is as before then.
+        """Record keys, then create their Secret. Raises AlreadyExists if the Secret exists, and restores the record.
 
-        In this order: if the operator ends between the two writes, other keys in the Secret are not taken for these.
+        The order matters: if the operator ends between the two writes, other keys in the Secret do not match the
+        record.
         """
         former = await self._records.find(control_plane)
         await self._records.write(control_plane, KeyRecord((generations.fingerprints(),)))

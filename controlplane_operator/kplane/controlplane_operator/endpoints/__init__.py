@@ -1,1 +1,1 @@
-"""Reconciles ControlPlaneEndpoint."""
+"""Reconciler of ControlPlaneEndpoint."""

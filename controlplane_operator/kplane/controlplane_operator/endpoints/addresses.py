@@ -1,4 +1,4 @@
-"""The URLs under which a control plane is reached, taken from a ControlPlaneEndpoint."""
+"""URLs of a control plane, derived from a ControlPlaneEndpoint."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _HTTPS_URL: Final = TypeAdapter[str](HttpsUrl)
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """The three URLs of a control plane, each where its own is not given the next best."""
+    """Three URLs of a control plane. A missing join URL defaults to the external URL, and that to the internal URL."""
 
     internal: str
     external: str
     join: str
 
     def published(self) -> list[EndpointAddress]:
-        """Return them as `status.endpoints`."""
+        """Return the URLs as `status.endpoints`."""
         return [
             EndpointAddress(type=EndpointType.INTERNAL, url=self.internal),
             EndpointAddress(type=EndpointType.EXTERNAL, url=self.external),
@@ -45,12 +45,12 @@ class Addresses:
 
 
 def addresses_of(endpoint: ControlPlaneEndpoint, *, control_plane: ControlPlane) -> Addresses:
-    """Take a control plane's URLs out of an endpoint: those of the status win, then those of the spec.
+    """Return the URLs of a control plane from an endpoint. URLs in the status take precedence over the spec.
 
-    An endpoint that kplane made for this control plane is taken as it is. No other one may have the path of another
-    tenant in it; for mode Virtual `/clusters/<clusterPath>/control-plane` is appended where it is missing. Raises
-    ConditionError: EndpointPending where there is no URL yet, EndpointInvalid where the endpoint or its URL belongs to
-    another control plane, or is no URL.
+    The URLs of an endpoint that kplane created for this control plane are not changed. The URLs of other endpoints must
+    not contain the path of another tenant. For mode Virtual, `/clusters/<clusterPath>/control-plane` is appended if it
+    is missing. Raises ConditionError: EndpointPending if there is no URL yet, EndpointInvalid if a URL is invalid, or
+    if the endpoint or a URL belongs to another control plane.
     """
     owner = next((ref for ref in endpoint.metadata.owner_references if ref.kind == ControlPlane.resource.kind), None)
     if owner is not None and owner.uid != control_plane.metadata.uid:
@@ -59,19 +59,20 @@ def addresses_of(endpoint: ControlPlaneEndpoint, *, control_plane: ControlPlane)
             f"ControlPlaneEndpoint {endpoint.name} belongs to control plane {owner.name}; name another one",
         )
     urls = written_urls(endpoint)
-    # Anybody may write an owner into an endpoint: it frees of the path only where kplane runs the API server.
-    made = owner is not None and control_plane.spec.endpoint_ref is None
-    if not made:
+    # Any user may write an owner into an endpoint. The owner exempts from the check of the path only if kplane runs the
+    # API server.
+    is_own = owner is not None and control_plane.spec.endpoint_ref is None
+    if not is_own:
         of_tenant = [tenant_url(url, cluster_path=control_plane.cluster_path) for url in urls]
         urls = of_tenant if control_plane.home.mode is ControlPlaneMode.VIRTUAL else urls
     return Addresses(*(url.rstrip("/") for url in urls))
 
 
 def written_urls(endpoint: ControlPlaneEndpoint) -> list[str]:
-    """Return the URLs of an endpoint, internal, external and join, as they are written.
+    """Return the internal, external and join URL of an endpoint, without changes.
 
-    Raises ConditionError: EndpointPending where there is none yet, EndpointInvalid where one is no https URL: what is
-    in the status was never held to the rules of the spec.
+    Raises ConditionError: EndpointPending if there is no URL yet, EndpointInvalid if a URL is no https URL. The URLs of
+    the status are checked too, because the rules of the CRD for the spec do not apply to the status.
     """
     internal, external, join = (
         _in_force(endpoint, field) for field in ("endpoint", "external_endpoint", "join_endpoint")
@@ -90,16 +91,16 @@ def written_urls(endpoint: ControlPlaneEndpoint) -> list[str]:
 
 def _in_force(endpoint: ControlPlaneEndpoint, field: str) -> str | None:
     observed: str | None = getattr(endpoint.status, field)
-    wanted: str | None = getattr(endpoint.spec, field)
+    desired: str | None = getattr(endpoint.spec, field)
     current = endpoint.status.observed_generation in (None, endpoint.metadata.generation)
-    return observed or wanted if current else wanted or observed
+    return observed or desired if current else desired or observed
 
 
 def tenant_url(url: str, *, cluster_path: str) -> str:
-    """Return the URL with `/clusters/<clusterPath>/control-plane` in it, appended where it is missing.
+    """Return the URL with the path `/clusters/<clusterPath>/control-plane`, which is appended if it is missing.
 
-    Raises ConditionError (EndpointInvalid) where the URL names another tenant's path, or is written so that a server
-    could read it in another way than we do.
+    Raises ConditionError (EndpointInvalid) if the URL has the path of another tenant, or if a server could interpret
+    the path differently than this function.
     """
     segments = [unquote(segment) for segment in _split(url).path.strip("/").split("/")]
     if segments != [""] and any(segment in {"", ".", ".."} or "/" in segment for segment in segments):
@@ -126,9 +127,9 @@ def _check(url: str) -> None:
     try:
         _HTTPS_URL.validate_python(url)
     except ValidationError as error:
-        why = error.errors(include_url=False, include_input=False)[0]["msg"].removeprefix("Value error, ")
+        cause = error.errors(include_url=False, include_input=False)[0]["msg"].removeprefix("Value error, ")
         raise ConditionError(
-            Reason.ENDPOINT_INVALID, f"{url[:200]!r} cannot be an endpoint: {why}", waits_for_event=True
+            Reason.ENDPOINT_INVALID, f"{url[:200]!r} cannot be an endpoint: {cause}", waits_for_event=True
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The credentials that a ControlPlaneEndpoint names: found, opened by their owner, and good for its addresses."""
+"""Credentials of a ControlPlaneEndpoint: read from a Secret whose owner permits it, and checked for the addresses."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ __all__ = ["EndpointCredentials", "check_trust"]
 
 
 class EndpointCredentials:
-    """Reads the Secrets of endpoints, those only that carry the label by which their owners agree."""
+    """Reader of the Secrets of endpoints. A Secret must have the label with which its owner permits the use."""
 
     def __init__(self, context: OperatorContext, *, default: ClusterConfig | None) -> None:
-        """`default` are for endpoints that name no Secret themselves."""
+        """`default` is the configuration for endpoints without a Secret reference; None if there is no default."""
         self._context = context
         self._default = default
 
     async def of(self, endpoint: ControlPlaneEndpoint) -> ClusterConfig:
-        """Return the credentials of an endpoint; their server is the one in the kubeconfig.
+        """Return the credentials of an endpoint. Their server is the server in the kubeconfig.
 
-        Raises ConditionError: CredentialsMissing where there are none that can be used, SecretNotAllowed where the
-        Secret is not there for endpoints, SecretsNotReadable where the operator may not read it.
+        Raises ConditionError: CredentialsMissing if there are no usable credentials, SecretNotAllowed if the Secret
+        does not permit the use by endpoints. The reason is SecretsNotReadable if the operator has no right to read the
+        Secret.
         """
         reference = endpoint.spec.credentials_secret_ref
         if reference is None:
@@ -46,7 +47,7 @@ class EndpointCredentials:
         where = f"Secret {reference.namespace}/{reference.name}, named by ControlPlaneEndpoint {endpoint.name},"
         secret = await read_secret(self._context, reference, self._context.stores.endpoint_secrets)
         if secret is None:
-            # Retried by time as well: a Secret without the label is not watched.
+            # Retried periodically as well, because a Secret without the label is not watched.
             raise ConditionError(
                 Reason.CREDENTIALS_MISSING,
                 f'{where} does not exist; create it, with the label {ALLOW_ENDPOINT_LABEL}="true"',
@@ -56,7 +57,10 @@ class EndpointCredentials:
 
 
 def check_trust(credentials: ClusterConfig, *, url: str) -> None:
-    """Raise ConditionError where nothing but a certificate that anybody can get would guard the credentials."""
+    """Raise ConditionError if a kubeconfig without a CA is used for another server than its own.
+
+    Without a CA, any publicly trusted certificate would be enough to receive the credentials.
+    """
     if credentials.ca_data is None and _origin(credentials.server) != _origin(url):
         raise ConditionError(
             Reason.ENDPOINT_INVALID,
@@ -66,7 +70,7 @@ def check_trust(credentials: ClusterConfig, *, url: str) -> None:
 
 
 def _check_allowed(secret: Object, *, where: str) -> None:
-    # Otherwise a user who may write endpoints, and may not read Secrets, could use every kubeconfig in the management
+    # Otherwise a user who may write endpoints, but may not read Secrets, could use each kubeconfig in the management
     # cluster.
     labels = secret["metadata"].get("labels") or {}
     if CONTROL_PLANE_LABEL in labels:
@@ -97,7 +101,7 @@ def _read(secret: Object, *, where: str) -> ClusterConfig:
 
 
 def _check_publishable(credentials: ClusterConfig, *, where: str) -> None:
-    """Raise ConditionError if a client needs more to reach the server than published kubeconfigs can say."""
+    """Raise ConditionError if published kubeconfigs cannot express a setting that clients need for the server."""
     if credentials.tls_server_name is not None:
         raise ConditionError(
             Reason.CREDENTIALS_MISSING,

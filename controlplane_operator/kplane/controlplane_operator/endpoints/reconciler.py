@@ -1,4 +1,4 @@
-"""Reconciles ControlPlaneEndpoint: publishes the addresses in force, and whether an API server answers there."""
+"""Reconciler of ControlPlaneEndpoint: publishes the effective addresses, and whether an API server answers there."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ __all__ = ["ControlPlaneEndpointReconciler"]
 
 _PROBE_SECONDS: Final = 5.0
 _PROMPT_SECONDS: Final = 2.0
-"""What answers within this gets its whole status in one write."""
+"""Time within which an answer is awaited, so that the status needs a single write."""
 _PERIOD_SECONDS: Final = 60.0
 _FRESH_SECONDS: Final = 30.0
-"""So long an answer counts for an endpoint that is woken again, such as by the status that tells of the answer."""
+"""Time for which an answer stays valid if the endpoint is reconciled again, for example because of its own status."""
 _START_SECONDS: Final = 60.0
-"""An API server that has not been reached yet may answer 500 for so long: its post-start hooks have not run."""
+"""Time for which an API server that was not reached before may answer 500, because its post-start hooks still run."""
 _URLS: Final = ("endpoint", "external_endpoint", "join_endpoint")
 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What a condition says."""
+    """Content of a condition."""
 
     status: ConditionStatus
     reason: str
     message: str
     not_ready: bool = False
-    """The API server answered that it is not ready."""
+    """Whether the API server answered that it is not ready."""
 
 
 _USABLE: Final = _Told("True", Reason.RECONCILED, "usable as it is written")
@@ -63,13 +63,13 @@ _STARTING: Final = _Told(
 
 
 class ControlPlaneEndpointReconciler:
-    """Keeps the status of endpoints, and probes them again and again.
+    """Reconciler that maintains the status of endpoints, and probes them periodically.
 
-    Condition Ready: the endpoint can be used as it is written. Condition Reachable: its API server answers.
+    Condition Ready: the endpoint is usable as it is written. Condition Reachable: its API server answers.
     """
 
     def __init__(self, context: OperatorContext, *, default_credentials: ClusterConfig | None) -> None:
-        """`default_credentials` tell the CA of endpoints that name no Secret themselves."""
+        """`default_credentials` provide CA and proxy for endpoints without a Secret reference."""
         self.failures: Final = Failures(
             context,
             controller="controlplaneendpoint",
@@ -82,7 +82,7 @@ class ControlPlaneEndpointReconciler:
         self._backoff: KeyedBackoff[Key] = KeyedBackoff(first_seconds=1.0)
         self._answered: dict[Key, tuple[ClusterConfig, float]] = {}
         self._starting_since: dict[Key, float] = {}
-        """By endpoint: when its API server first answered that it is not ready yet, until another answer."""
+        """By endpoint: time of the first answer "not ready" of its API server, until another answer."""
 
     async def reconcile(self, key: Key) -> Result | None:
         """Publish the URLs of one endpoint and probe it."""
@@ -96,7 +96,7 @@ class ControlPlaneEndpointReconciler:
             endpoint = ControlPlaneEndpoint.model_validate(obj)
             owner = self._owner(endpoint)
             if owner is not None and (owner.get("status") or {}).get("endpoint") is None:
-                return None  # it is looked at when its control plane is published
+                return None  # the publication of the control plane enqueues the endpoint again
             if owner is not None and is_hibernated(owner):
                 self._answered.pop(key, None)
                 await self._publish(endpoint, ready=_USABLE, reachable=_ASLEEP)
@@ -106,45 +106,45 @@ class ControlPlaneEndpointReconciler:
                 target = await self._target(endpoint)
             except ConditionError as failure:
                 self._context.metrics.condition_failed("controlplaneendpoint", reason=failure.reason)
-                why = failure.reason, failure.message
-                await self._publish(endpoint, ready=_Told("False", *why), reachable=_Told("Unknown", *why))
+                cause = failure.reason, failure.message
+                await self._publish(endpoint, ready=_Told("False", *cause), reachable=_Told("Unknown", *cause))
                 return None if failure.waits_for_event else Result(self._backoff.next(key))
-            found = _ANSWERED if self._is_fresh(key, target) else await self._probe(endpoint, target=target)
-            if self._starts(key, endpoint, found=found):
-                found = _STARTING
-            await self._publish(endpoint, ready=_USABLE, reachable=found)
+            result = _ANSWERED if self._is_fresh(key, target) else await self._probe(endpoint, target=target)
+            if self._starts(key, endpoint, found=result):
+                result = _STARTING
+            await self._publish(endpoint, ready=_USABLE, reachable=result)
             await self.failures.over(key)
-            if found is not _ANSWERED:
+            if result is not _ANSWERED:
                 self._answered.pop(key, None)
-                return Result(self._backoff.next(key, reason=found.reason))
+                return Result(self._backoff.next(key, reason=result.reason))
             self._backoff.forget(key)
             return Result(jittered(_PERIOD_SECONDS))
 
     def _owner(self, endpoint: ControlPlaneEndpoint) -> Object | None:
-        """Return the control plane that kplane made the endpoint for; None if it is another one's."""
+        """Return the control plane for which kplane created the endpoint; None for other endpoints."""
         owner = next((ref for ref in endpoint.metadata.owner_references if ref.name == endpoint.name), None)
         obj = self._context.stores.control_planes.get(("", endpoint.name)) if owner is not None else None
         return obj if obj is not None and owner is not None and obj["metadata"]["uid"] == owner.uid else None
 
     def _starts(self, key: Key, endpoint: ControlPlaneEndpoint, *, found: _Told) -> bool:
-        """Tell whether an API server that is not ready is new or has just been woken, and so has not failed."""
+        """Return whether an API server that is not ready is new or was just woken, so that it has not failed."""
         if not found.not_ready:
             self._starting_since.pop(key, None)
             return False
-        known = find_condition(endpoint.status.conditions, REACHABLE)
-        if known is not None and known.reason not in (_PROBING.reason, _ASLEEP.reason, Reason.ENDPOINT_PENDING):
+        reachable = find_condition(endpoint.status.conditions, REACHABLE)
+        if reachable is not None and reachable.reason not in (_PROBING.reason, _ASLEEP.reason, Reason.ENDPOINT_PENDING):
             return False
         now = time.monotonic()
         return now - self._starting_since.setdefault(key, now) < _START_SECONDS
 
     def _is_fresh(self, key: Key, target: ClusterConfig) -> bool:
-        known, until = self._answered.get(key, (None, 0.0))
-        return known == target and time.monotonic() < until
+        probed, until = self._answered.get(key, (None, 0.0))
+        return probed == target and time.monotonic() < until
 
     async def _target(self, endpoint: ControlPlaneEndpoint) -> ClusterConfig:
-        """Return where to knock. Raises ConditionError where the endpoint cannot be used as it is written.
+        """Return the address to probe. Raises ConditionError if the endpoint is not usable as it is written.
 
-        A probe shows no credentials: it uses only the CA and the proxy of the kubeconfig.
+        A probe sends no credentials: only the CA and the proxy of the kubeconfig are used.
         """
         urls = written_urls(endpoint)
         ca, proxy = await self._way(endpoint, urls=urls)
@@ -154,7 +154,7 @@ class ControlPlaneEndpointReconciler:
             raise ConditionError(Reason.ENDPOINT_INVALID, str(error), waits_for_event=True) from error
 
     def _address(self, endpoint: ControlPlaneEndpoint, *, written: str) -> str:
-        """Return the URL as it is used: below the path of a tenant there may be an answer, and none above."""
+        """Return the effective URL, because a server may answer below the path of a tenant and not above."""
         for obj in self._context.stores.control_planes.by("endpoint", endpoint.name):
             try:
                 return addresses_of(endpoint, control_plane=as_recorded(obj)).internal
@@ -163,7 +163,7 @@ class ControlPlaneEndpointReconciler:
         return written
 
     async def _way(self, endpoint: ControlPlaneEndpoint, *, urls: list[str]) -> tuple[bytes | None, str | None]:
-        """Return the CA and the proxy to reach an endpoint by; None for a CA of the system, and for no proxy."""
+        """Return the CA and the proxy for an endpoint; None for the CAs of the system, and for no proxy."""
         if endpoint.spec.credentials_secret_ref is not None:
             credentials = await self._credentials.of(endpoint)
             for url in urls:
@@ -185,7 +185,7 @@ class ControlPlaneEndpointReconciler:
         return (self._default.ca_data, self._default.proxy) if self._default is not None else (None, None)
 
     async def _probe(self, endpoint: ControlPlaneEndpoint, *, target: ClusterConfig) -> _Told:
-        """Ask whether an API server answers; the URLs are published meanwhile if that takes long."""
+        """Probe the API server. If the answer takes long, the URLs are published in the meantime."""
         async with asyncio.TaskGroup() as group:
             probe = group.create_task(_ask(target, connections=self._context.connections))
             await asyncio.wait([probe], timeout=_PROMPT_SECONDS)
@@ -198,14 +198,14 @@ class ControlPlaneEndpointReconciler:
     async def _publish(self, endpoint: ControlPlaneEndpoint, *, ready: _Told, reachable: _Told) -> None:
         obj = self._context.stores.endpoints.get(("", endpoint.name))
         if obj is None or obj["metadata"].get("generation") != endpoint.metadata.generation:
-            return  # what was found is of another spec, which is looked at next
+            return  # the result belongs to another version of the spec, which is reconciled next
         current = ControlPlaneEndpoint.model_validate(obj)
         conditions = current.status.conditions
-        for kind, told in ((REACHABLE, reachable), (READY, ready)):
+        for kind, content in ((REACHABLE, reachable), (READY, ready)):
             conditions = with_condition(
-                conditions, of=current, type=kind, status=told.status, reason=told.reason, message=told.message
+                conditions, of=current, type=kind, status=content.status, reason=content.reason, message=content.message
             )
-        # Only what the spec says. A URL that another controller wrote into the status stays.
+        # Publish only URLs of the spec. A URL that another controller wrote into the status remains.
         urls = {field: getattr(current.spec, field) for field in _URLS}
         status = current.status.model_copy(
             update={**urls, "observed_generation": current.metadata.generation, "conditions": conditions}
@@ -238,7 +238,7 @@ async def _ask(target: ClusterConfig, *, connections: Connections) -> _Told:
 
 
 def _as_before(endpoint: ControlPlaneEndpoint) -> _Told:
-    known = find_condition(endpoint.status.conditions, REACHABLE)
-    if known is None or known.observed_generation != endpoint.metadata.generation:
+    reachable = find_condition(endpoint.status.conditions, REACHABLE)
+    if reachable is None or reachable.observed_generation != endpoint.metadata.generation:
         return _PROBING
-    return _Told(known.status, known.reason, known.message)
+    return _Told(reachable.status, reachable.reason, reachable.message)

@@ -1,1 +1,1 @@
-"""Control planes that sleep: no API server runs for them until a client needs one."""
+"""Sleep of control planes: no API server runs for a sleeping control plane until a client needs it."""

@@ -1,4 +1,4 @@
-"""Bootstrap tokens by which nodes wake a control plane: the gateway gets their hashes before the API server ends."""
+"""Bootstrap tokens with which nodes wake a control plane. The gateway gets their hashes before the API server ends."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ __all__ = ["BootstrapToken", "read_bootstrap_token", "record_bootstrap_tokens", 
 
 _TOKEN: Final = re.compile("[a-z0-9]{6}[.][a-z0-9]{16}")
 _MAX_TOKENS: Final = 200
-"""Tokens of one control plane. If there are more, the gateway learns the tokens that live longest."""
+"""Maximum number of tokens per control plane. If there are more, the gateway gets the longest-lived tokens."""
 _SALT_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class BootstrapToken:
-    """A token that the API server accepts."""
+    """A bootstrap token that the API server accepts."""
 
     text: str = field(repr=False)
     expiration: datetime | None = None
-    """None: it never expires."""
+    """End of validity; None if the token never expires."""
 
 
 def read_bootstrap_token(secret: Object, *, now: datetime) -> BootstrapToken | None:
@@ -58,7 +58,7 @@ def read_bootstrap_token(secret: Object, *, now: datetime) -> BootstrapToken | N
 
 
 def tokens_entry(tokens: Iterable[BootstrapToken]) -> bytes:
-    """Return what the gateway learns of these tokens: a salt, and the hash and end of each."""
+    """Return the gateway's entry for these tokens: a salt, and for each token its hash and expiry."""
     salt = secrets.token_bytes(_SALT_BYTES)
     lasting = sorted(tokens, key=lambda token: (token.expiration is not None, -_seconds(token), token.text))
     entries = []
@@ -71,7 +71,7 @@ def tokens_entry(tokens: Iterable[BootstrapToken]) -> bytes:
 async def record_bootstrap_tokens(
     context: OperatorContext, control_plane: ControlPlane, *, tokens: Iterable[BootstrapToken]
 ) -> None:
-    """Have the gateway's Secret of a control plane say which bootstrap tokens wake it, if it is there by path.
+    """Write the bootstrap tokens that wake a control plane into its gateway Secret, if it is published by path.
 
     Raises ConditionError (SecretsNotReadable) while the operator may not read the gateway's namespace.
     """
@@ -80,16 +80,16 @@ async def record_bootstrap_tokens(
         return
     await context.secrets.open(gateway.namespace)
     name = gateway_secret_name(control_plane.name)
-    known = context.stores.secrets.get((gateway.namespace, name))
-    if known is None or GATEWAY_HOST_KEY in (known.get("data") or {}):
-        # The gateway sees no token of a connection to a host name.
+    existing = context.stores.secrets.get((gateway.namespace, name))
+    if existing is None or GATEWAY_HOST_KEY in (existing.get("data") or {}):
+        # On a connection to a host name, the gateway sees no tokens.
         return
     entry = base64.b64encode(tokens_entry(tokens)).decode()
     try:
         body = {"data": {GATEWAY_BOOTSTRAP_TOKENS_KEY: entry}}
         written = await context.client.patch(SECRETS, name, body, namespace=gateway.namespace)
     except NotFound:
-        # A later pass makes the Secret again. Until then, the gateway serves nothing of this control plane.
+        # A later pass creates the Secret again. Until then, the gateway does not serve this control plane.
         return
     context.stores.secrets.apply(written)
 

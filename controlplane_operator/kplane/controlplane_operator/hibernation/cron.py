@@ -1,7 +1,7 @@
-"""Computes when a CronJob is due next, as kube-controller-manager does.
+"""Next time of a CronJob, computed as kube-controller-manager does.
 
-The notation is that of `ParseStandard` in robfig/cron v3.0.1, which Kubernetes uses. It differs from cron in
-days: a field with a step is a restriction. With two restricted fields, a day matches if one of them does.
+The notation is that of `ParseStandard` in robfig/cron v3.0.1, which Kubernetes uses. It differs from cron for days: a
+field with a step is a restriction. If both day fields are restricted, a day that matches either of them matches.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ _MONTHS: Final = dict(
 _WEEKDAYS: Final = dict(zip(("sun", "mon", "tue", "wed", "thu", "fri", "sat"), range(7), strict=True))
 _FIELD_COUNT: Final = 5
 _MAX_CHARACTERS: Final = 1024
-"""Kubernetes has no limit. A list of all numbers in each field has fewer; a megabyte would take seconds to read."""
+"""Limit of kplane; Kubernetes has none. Lists of all numbers in each field fit. A megabyte would take seconds to
+parse."""
 _YEARS: Final = 5
-"""The library looks no further ahead."""
+"""Number of years that robfig/cron searches ahead."""
 _LONGEST: Final = dict(enumerate((31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31), 1))
 """The days of each month in a leap year."""
 _EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - times of day in any zone
@@ -67,7 +68,7 @@ class _Fields:
     """Whether the day of the month or the day of the week suffices, because both are restricted."""
 
     def is_never(self) -> bool:
-        """Tell whether no day or no time of day matches: `,` allows nothing, and no February has a day 30."""
+        """Return whether no time ever matches: `,` allows no number, and February has no day 30."""
         if not (self.minutes and self.hours and self.months):
             return True
         if self.either_day:
@@ -76,7 +77,7 @@ class _Fields:
         return not self.weekdays or min(self.days, default=longest + 1) > longest
 
     def has_day(self, local: datetime) -> bool:
-        """Tell whether the day of a local time matches, whatever its month."""
+        """Return whether the day of a local time matches; the month is not compared."""
         day, weekday = local.day in self.days, local.isoweekday() % 7 in self.weekdays
         return day or weekday if self.either_day else day and weekday
 
@@ -104,9 +105,9 @@ def next_time(schedule: str, *, zone: str | None, after: datetime, last: datetim
     """Return the first time of a schedule after `after`, in UTC; None if it never comes.
 
     `last` is the time from which kube-controller-manager counts: lastScheduleTime, else creationTimestamp. `@every`
-    counts from it. Without a zone, that of this machine counts, as it does for kube-controller-manager. Where a change
-    of the clock leaves more than one answer, the earliest is returned. Raises ValueError if Kubernetes would refuse
-    the schedule, if it is too long or if the zone is unknown here.
+    counts from it. Without `zone`, the zone of this machine counts, as for kube-controller-manager. If a clock change
+    allows several answers, the earliest is returned. Raises ValueError if Kubernetes would refuse the schedule, if it
+    is too long, or if the zone is unknown here.
     """
     if len(schedule) > _MAX_CHARACTERS:
         raise ValueError(f"it has more than {_MAX_CHARACTERS} characters")
@@ -117,26 +118,28 @@ def next_time(schedule: str, *, zone: str | None, after: datetime, last: datetim
     offset, expression = _split_zone(schedule)
     if expression.startswith("@every "):
         delay = _whole_seconds(expression.removeprefix("@every "))
-        found: int | None = counted_from + ((begin - counted_from) // delay + 1) * delay
+        unix_time: int | None = counted_from + ((begin - counted_from) // delay + 1) * delay
     else:
         fields = _read_fields(expression)
-        found = _first_time(fields, begin, counted_from=counted_from, offset=offset) if not fields.is_never() else None
+        unix_time = (
+            _first_time(fields, begin, counted_from=counted_from, offset=offset) if not fields.is_never() else None
+        )
     try:
-        return datetime.fromtimestamp(found, UTC) if found is not None else None
+        return datetime.fromtimestamp(unix_time, UTC) if unix_time is not None else None
     except (OverflowError, ValueError):
         return None  # after the year 9999
 
 
 def _first_time(fields: _Fields, begin: int, *, counted_from: int, offset: _Offset) -> int | None:
-    """Return the earliest of the times that match and the times that the library returns."""
+    """Return the earliest of the matching times and the times that robfig/cron returns."""
     times = [_next_match(fields, begin, offset=offset), _next_by_library(fields, begin, offset=offset)]
     if begin - _YEARS * _YEAR_SECONDS < counted_from < begin:
         times.append(_next_by_library(fields, counted_from, offset=offset))
-    return min((each for each in times if each is not None and each > begin), default=None)
+    return min((time for time in times if time is not None and time > begin), default=None)
 
 
 def _split_zone(schedule: str) -> tuple[_Offset, str]:
-    """Return the zone that a schedule begins with, and the rest of the schedule."""
+    """Return the zone at the start of a schedule, and the rest of the schedule."""
     if not schedule.startswith(("TZ=", "CRON_TZ=")):
         return _offset_here, schedule
     parts = _ZONE.fullmatch(schedule)
@@ -164,7 +167,7 @@ def _offset_of(name: str) -> _Offset:
 
 
 def _whole_seconds(duration: str) -> int:
-    """Return the seconds of a duration in the notation of Go, one at least."""
+    """Return the seconds of a duration in the notation of Go, at least 1."""
     if not _DURATION.fullmatch(duration):
         raise ValueError(f"{duration!r} is no duration")
     seconds = sum(float(number) * _UNIT_SECONDS[unit] for number, unit in _DURATION_PART.findall(duration))
@@ -232,7 +235,10 @@ def _next_match(fields: _Fields, after: int, *, offset: _Offset) -> int | None:
 
 
 def _jump(time: int, seconds: int, *, offset: _Offset) -> int:
-    """Return `seconds`, or less if the clock changes meanwhile: a jump over a change could miss times that match."""
+    """Return `seconds`, or less if the clock changes meanwhile.
+
+    A jump over a clock change could miss times that match.
+    """
     here = offset(time)
     if offset(time + seconds) == here:
         return seconds
@@ -244,9 +250,9 @@ def _jump(time: int, seconds: int, *, offset: _Offset) -> int:
 
 
 def _next_by_library(fields: _Fields, after: int, *, offset: _Offset) -> int | None:
-    """Return what `SpecSchedule.Next` of robfig/cron returns.
+    """Return the result of `SpecSchedule.Next` of robfig/cron.
 
-    Near a change of the clock the library leaves out times, and returns some that do not match.
+    Near a clock change, the library skips matching times and returns some that do not match.
     """
     time, truncates, start = after + 1, True, _MONTH
     last_year = _local(time, offset).year + _YEARS
@@ -318,7 +324,7 @@ def _local(time: int, offset: _Offset) -> datetime:
 
 
 def _unix(local: datetime, offset: _Offset) -> int:
-    """Return the Unix time of a local time; if there are two or none, the one that `time.Date` of Go returns."""
+    """Return the Unix time of a local time; if there are two or none, the same as `time.Date` of Go."""
     wall = int((local - _EPOCH).total_seconds())
     ahead = offset(wall)
     return wall - offset(wall - ahead) if ahead else wall

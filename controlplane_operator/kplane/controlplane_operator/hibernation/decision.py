@@ -1,6 +1,7 @@
-"""Decides whether a control plane sleeps: a function of its object and its class, so that every pass decides the same.
+"""Decision whether a control plane sleeps: a function of its object and class, so that each pass decides the same.
 
-What was decided before is in `status.hibernation`. It is written before an API server ends, and goes when one answers.
+`status.hibernation` has the previous decision. It is written before an API server ends, and removed when an API server
+answers.
 """
 
 from __future__ import annotations
@@ -41,46 +42,47 @@ __all__ = [
 ]
 
 _UNPROVEN: Final = timedelta(seconds=120)
-"""By so much a wake without use counts as older. The gateway reports a use within 20 seconds, but no answers by 401."""
+"""Age added to a wake without a use since. The gateway reports a use within 20 s, except requests answered with 401."""
 _ASKED_LATELY: Final = timedelta(minutes=5)
-"""If a clock that was ahead noted the begin of a sleep, only a wake that was asked for lately ends it."""
+"""Age given to a sleep whose start time is in the future. Only a wake request of this time ends such a sleep."""
 _ALWAYS: Final = "spec.virtual.start is Always"
 _MIGRATES: Final = "its data move"
 _ROTATED: Final = "its keys are rotated"
 IN_USE: Final = "it is in use"
-"""Why a control plane is to be awake that clients use."""
+"""Reason for staying awake: clients use the control plane."""
 _WOKEN: Final = "a client asked for it"
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether a control plane is to sleep."""
+    """Decision whether a control plane is to sleep."""
 
     sleep: HibernationStatus | None
-    """What its status says of its sleep; None: it is to be awake."""
+    """The sleep for its status; None if the control plane is to be awake."""
     why: str = ""
-    """Why it is to be awake, in a clause."""
+    """Reason for being awake, as a clause."""
     begins: bool = False
-    """The sleep of a control plane that is published begins now."""
+    """Whether the sleep of a published control plane starts now."""
     always: bool = False
-    """It never sleeps."""
+    """Whether the control plane never sleeps."""
     kept: bool = False
-    """It was to sleep, and cannot."""
+    """Whether the control plane was to sleep but cannot."""
     stuck: bool = False
-    """It is kept awake by the deletion of a namespace that does not end."""
+    """Whether the deletion of a namespace that does not end keeps the control plane awake."""
     crowded: bool = False
-    """It is to wake, and waits for room: it sleeps until then."""
+    """Whether the control plane is to wake but has to wait, asleep, for a slot."""
     waits: str | None = None
-    """Its API server does not end yet: what it waits for, in a clause, or nothing where that goes without saying."""
+    """Obstacle to the end of its API server, as a clause that may be empty; None if the API server may end."""
     again: datetime | None = None
-    """When time alone may change the decision."""
+    """Time at which the decision may change without an event; None if there is none."""
 
 
 def start_of(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None, gateway: Gateway | None) -> StartPolicy:
-    """Return when the API server runs: by the spec, else by the class.
+    """Return the start policy: by the spec, else by the class, else by the published addresses.
 
-    Else it starts on demand if the gateway alone has its address, because then each client wakes it. What sleeps while
-    a move is planned starts on demand: the spec of the other mode cannot say it.
+    By default a control plane starts on demand if only the gateway has its address, because each client then wakes it.
+    A sleeping control plane with a merely planned migration starts on demand, because a spec of the other mode has no
+    such field.
     """
     spec = control_plane.spec
     if control_plane.home.mode is not ControlPlaneMode.VIRTUAL or spec.endpoint_ref is not None:
@@ -96,7 +98,7 @@ def start_of(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None, g
 
 
 def idle_after(chosen: ControlPlaneClass | None) -> timedelta | None:
-    """Return how long a control plane stays awake that no client uses; None: at all times."""
+    """Return the idle time after which a control plane may sleep; None if it never sleeps by itself."""
     idle = chosen.spec.virtual.idle if chosen is not None and chosen.spec.virtual is not None else None
     return idle.length if idle is not None else None
 
@@ -110,9 +112,10 @@ def decide(
     now: datetime,
     counted: bool = False,
 ) -> Decision:
-    """Decide about a control plane as it is now. `idle` is how long one stays awake that no client uses.
+    """Decide whether the control plane sleeps in its present state.
 
-    `chosen` is its class, by which the spec may plan a move. `counted` says that the operator itself counts the use.
+    `idle` is the time without use after which it may sleep. `chosen` is its class, which may plan a migration.
+    `counted` means that the operator itself counts the use.
     """
     sleep = control_plane.status.hibernation
     if start is StartPolicy.ALWAYS:
@@ -125,9 +128,9 @@ def decide(
     if sleep is not None:
         if is_future(sleep.since, now=now):
             if sleep.next_wake is not None:
-                # What is due between now and then was left out.
+                # Due times between now and that future time were not considered.
                 return Decision(None, "a clock that was ahead computed what is due inside")
-            # No request would be newer until then. The status takes up the corrected time.
+            # No request would be newer than a future time. The status gets the corrected time.
             sleep = sleep.model_copy(update={"since": now - _ASKED_LATELY})
         why = _why_wake(control_plane, chosen=chosen, sleep=sleep, requests=requests, now=now)
         return Decision(None, why) if why is not None else Decision(sleep, again=sleep.next_wake)
@@ -146,7 +149,7 @@ def _while_awake(
         return Decision(new_sleep(control_plane, reason=HibernationReason.REQUESTED, now=now), begins=True)
     used = _latest(needed, requests.used)
     if idle is None or used is None or (requests.used is None and not counted):
-        # Without a gateway that notes its use, it is not known to be idle.
+        # Without a gateway that records use, idleness is unknown.
         return Decision(None, IN_USE)
     if now >= used + idle:
         return Decision(new_sleep(control_plane, reason=HibernationReason.IDLE, now=now), begins=True)
@@ -154,9 +157,10 @@ def _while_awake(
 
 
 def last_activity(control_plane: ControlPlane, *, now: datetime) -> datetime | None:
-    """Return when a control plane was used or woken last; None if that is not known.
+    """Return the time of the latest use or wake; None if it is unknown.
 
-    A wake that was asked for counts less until a use follows: the API server may know no client that asked.
+    A requested wake counts as older until a use follows, because the requests may come from a client without
+    credentials.
     """
     requests = Requests.of(control_plane, start=StartPolicy.ON_DEMAND, now=now)
     woken = _latest(requests.wake, _woken(control_plane, used=requests.used, now=now))
@@ -166,14 +170,15 @@ def last_activity(control_plane: ControlPlane, *, now: datetime) -> datetime | N
 
 
 def _woken(control_plane: ControlPlane, *, used: datetime | None, now: datetime) -> datetime | None:
-    """Return when a control plane woke last; None if that is unknown.
+    """Return the time of the latest wake; None if it is unknown.
 
-    If a clock that was ahead noted that time, it is the last use: a request to sleep that is older has had its sleep.
+    A wake time in the future comes from a wrong clock, so the latest use counts instead. An older request to sleep has
+    already had its effect.
     """
-    known = find_condition(control_plane.status.conditions, HIBERNATED)
-    if known is None:
+    hibernated = find_condition(control_plane.status.conditions, HIBERNATED)
+    if hibernated is None:
         return None
-    return used if is_future(known.last_transition_time, now=now) else known.last_transition_time
+    return used if is_future(hibernated.last_transition_time, now=now) else hibernated.last_transition_time
 
 
 def _latest(*times: datetime | None) -> datetime | None:
@@ -181,7 +186,7 @@ def _latest(*times: datetime | None) -> datetime | None:
 
 
 def new_sleep(control_plane: ControlPlane, *, reason: HibernationReason, now: datetime) -> HibernationStatus:
-    """Return what the status says of a sleep that begins now."""
+    """Return the status of a sleep that starts now."""
     return HibernationStatus(since=now, reason=reason, observed_generation=control_plane.metadata.generation)
 
 
@@ -193,11 +198,11 @@ def _why_wake(
     requests: Requests,
     now: datetime,
 ) -> str | None:
-    """Return what ends the sleep, in a clause; None if nothing does."""
+    """Return the reason that ends the sleep, as a clause; None if there is none."""
     if requests.wake is not None and requests.wake > sleep.since:
         return _WOKEN
-    # A plan is made of what the shared etcd has, without an API server. The sleep keeps its generation: when the plan
-    # is carried out or given up, whatever else was changed in the spec meanwhile takes effect.
+    # A plan needs only the data in the shared etcd, and no API server. The sleep keeps its observed generation: once
+    # the plan is carried out or dropped, other changes of the spec take effect.
     changed = sleep.observed_generation != control_plane.metadata.generation
     if changed and not is_only_planned(control_plane, chosen=chosen):
         return "its spec was changed"
@@ -207,9 +212,9 @@ def _why_wake(
 
 
 def is_only_planned(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> bool:
-    """Tell whether the spec asks what a move would take, and nothing moves or has moved.
+    """Return whether the spec asks for the plan of a migration, and no migration is in progress.
 
-    Another class may name another data store, and so be all that differs.
+    A different data store in the class is enough for such a plan.
     """
     migration, asked = control_plane.spec.migration, home_asked_for(control_plane, chosen=chosen)
     planned = migration is not None and migration.plan and not is_migrating(control_plane)
@@ -217,13 +222,13 @@ def is_only_planned(control_plane: ControlPlane, *, chosen: ControlPlaneClass | 
 
 
 def is_migrating(control_plane: ControlPlane) -> bool:
-    """Tell whether its data are on their way to another home."""
+    """Return whether the data of the control plane are moving to another home."""
     migration = control_plane.status.migration
     return migration is not None and migration.step is not None and not migration.step.is_cut
 
 
 def is_rotated(control_plane: ControlPlane) -> bool:
-    """Tell whether its CAs and its ServiceAccount key are being exchanged, or are to be."""
+    """Return whether a rotation of its CAs and ServiceAccount key is in progress or requested."""
     latest, value = control_plane.status.rotation, control_plane.metadata.annotations.get(ROTATE_ANNOTATION)
     if latest is not None and latest.phase is not RotationPhase.DONE:
         return True

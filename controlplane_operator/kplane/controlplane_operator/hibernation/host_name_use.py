@@ -1,8 +1,8 @@
-"""Counts the use of control planes with host names: the gateway sees their connections, and no requests.
+"""Use of control planes with host names. The gateway sees only their connections, not their requests.
 
-A connection shows no use, because anybody can make one. So the operator asks the API server how many requests of users
-it has executed (`tenant/flow_schemas.py`), and writes annotation `last-used` when that number has changed. In doubt, a
-control plane is in use: so it is after the first look of an operator that starts anew.
+A connection proves no use, because anyone can open it. So the operator reads from the API server how many requests of
+users it has executed (`tenant/flow_schemas.py`). If the number has changed, it writes annotation `last-used`. In doubt,
+a control plane counts as in use, such as at the first check of a restarted operator.
 """
 
 from __future__ import annotations
@@ -33,57 +33,57 @@ The request may be a watch. The API server counts a watch when it begins, and cl
 (`minWatchTimeout` in its reflector.go).
 """
 _LOOKS_APART: Final = timedelta(seconds=60)
-"""Minimum age of the last use at a look. So the annotation is written once in this time at most."""
+"""Minimum age of the last recorded use at a check, so that the annotation is written at most once in this time."""
 _TRIES_PER_REPLICA: Final = 8
-"""Connections until the operator gives up to reach each API server. A Service leads to any of them."""
+"""Maximum number of connections per replica to reach each API server, because a Service leads to any of them."""
 
 
 class UseUnknown(OperatorError):
-    """It cannot be found out whether users send requests; the message says why."""
+    """The use by clients cannot be determined; the message has the reason."""
 
 
 def is_counted(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None, gateway: Gateway | None) -> bool:
-    """Tell whether the operator counts the use of a control plane: it has a host name, and may sleep."""
+    """Return whether the operator counts the use of a control plane: it has a host name and starts on demand."""
     if host_name(gateway, control_plane, chosen=chosen) is None:
         return False
     return start_of(control_plane, chosen=chosen, gateway=gateway) is StartPolicy.ON_DEMAND
 
 
 class HostNameUse:
-    """Compares what API servers have counted with what they had counted at the last look."""
+    """Compares the request counts of API servers with the counts at the previous check."""
 
     def __init__(self, context: OperatorContext, *, replicas: int = 1) -> None:
-        """`replicas` API servers run for each control plane."""
+        """`replicas` is the number of API servers of each control plane."""
         self._context = context
         self._replicas = replicas
         self._counts: dict[str, dict[str, int]] = {}
-        """By uid of the control plane, then by address of the API server."""
+        """Request counts by uid of the control plane, then by address of the API server."""
 
     def forget(self, uid: str) -> None:
-        """Forget the counts of a control plane that sleeps, or is gone: its next API server counts from zero."""
+        """Discard the counts of a control plane that sleeps or is gone. Its next API server counts from zero."""
         self._counts.pop(uid, None)
 
     async def observe(self, control_plane: ControlPlane) -> datetime | None:
-        """Return the last use of a control plane, after a look and a report; None: it was never used.
+        """Check and record the use of a control plane; returns the time of the last use, or None if there was none.
 
-        Raises UseUnknown, and ProviderError if the use cannot be written.
+        Raises UseUnknown, and ProviderError if the use cannot be recorded.
         """
         now = datetime.now(UTC)
-        known = self._reported(control_plane, now=now)
-        if known is not None and now - known < _LOOKS_APART:
-            return known
+        recorded = self._reported(control_plane, now=now)
+        if recorded is not None and now - recorded < _LOOKS_APART:
+            return recorded
         uid = control_plane.metadata.uid or ""
         before, counts = self._counts.get(uid, {}), await self._count(control_plane)
         if all(count == before.get(address, 0) for address, count in counts.items()):
-            # A report of a look beside this one may have come meanwhile.
+            # A concurrent check may have recorded a use meanwhile.
             return self._reported(control_plane, now=now)
         await self._report(control_plane, now)
-        # After the report: one that fails is repeated at the next look.
+        # The counts are kept after the report, so that the next check repeats a failed report.
         self._counts[uid] = counts
         return now
 
     def _reported(self, control_plane: ControlPlane, *, now: datetime) -> datetime | None:
-        """Return the last use by the newest known state of a control plane, which a pass may have read long ago."""
+        """Return the last use by the cached state, because the pass may have read the control plane long ago."""
         stored = self._context.stores.control_planes.get(("", control_plane.name))
         newest = as_recorded(stored) if stored is not None else control_plane
         return Requests.of(newest, start=StartPolicy.ON_DEMAND, now=now).used
@@ -93,12 +93,12 @@ class HostNameUse:
         try:
             stored = await self._context.client.patch(CONTROL_PLANES, control_plane.name, body)
         except (NotFound, Invalid):
-            return  # it is gone, or has a successor
-        # The next pass must not decide by the use before this one.
+            return  # the control plane is gone, or has a successor
+        # The next pass must decide by this use, not by the previous use.
         self._context.stores.control_planes.apply(stored)
 
     async def _count(self, control_plane: ControlPlane) -> dict[str, int]:
-        """Return the number of requests of users by API server, each of them known by its address."""
+        """Return the number of user requests by the address of each API server."""
         key = management_namespace(control_plane.name), controllers_secret_name(control_plane.name)
         config = config_of(self._context.stores.secrets.get(key))
         if config is None:
@@ -120,9 +120,9 @@ class HostNameUse:
         raise UseUnknown(f"the operator reached {len(counts)} of {self._replicas} API servers to ask about its use")
 
     async def _ask(self, config: ClusterConfig) -> tuple[str, int]:
-        # Both requests take one connection, so that one API server answers them.
+        # Both requests must use a single connection, so that the same API server answers them.
         connections = self._context.connections if self._replicas == 1 else None
         async with tenant_client(config, connections=connections) as client:
-            found = await client.request("GET", "/api")
+            versions = await client.request("GET", "/api")
             table = await client.text(PRIORITY_LEVELS)
-        return str(found["serverAddressByClientCIDRs"][0]["serverAddress"]), count_user_requests(table)
+        return str(versions["serverAddressByClientCIDRs"][0]["serverAddress"]), count_user_requests(table)

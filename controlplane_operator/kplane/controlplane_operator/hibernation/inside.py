@@ -1,10 +1,10 @@
-"""Looks into a control plane that is to sleep: what keeps it awake, and when something inside is due.
+"""Check of the inside of a control plane that is to sleep: work that keeps it awake, and the next due time.
 
-Only running controllers know when an autoscaler, a Job or a node needs them. So these keep a control plane awake. Of
-times that are written down, the first one wakes it.
+Only running controllers know when an autoscaler, a Job or a node needs them. So these objects keep a control plane
+awake. Objects with due times wake it at the earliest of these times.
 
 The deletion of a namespace may never end, for example if an API service is down. It keeps a control plane awake for an
-hour, and wakes it for a next attempt after 2, 4, 8 hours and so on.
+hour, and wakes it for further attempts after 2, 4, 8 hours and so on.
 """
 
 from __future__ import annotations
@@ -39,61 +39,61 @@ _TOKENS: Final = "kube-system"
 _TOKEN_TYPE: Final = "bootstrap.kubernetes.io/token"  # noqa: S105 - the type of a Secret
 
 _AHEAD: Final = timedelta(seconds=10)
-"""So long before a CronJob is due its control plane wakes: API server and controllers start meanwhile."""
+"""Time before a CronJob is due at which its control plane wakes, to start API server and controllers."""
 _SOON: Final = timedelta(minutes=1)
-"""No sleep is shorter. Controllers have as long for what is due, and nodes report more often."""
+"""Minimum length of a sleep. Controllers have the same time for due work, and nodes report more often."""
 _TURN_SECONDS: Final = 0.01
-"""After this time other control planes have their turn: the next time of one CronJob takes up to 15 milliseconds."""
+"""Time after which other tasks run. The next time of a CronJob takes up to 15 ms to compute."""
 _STUCK_AFTER: Final = timedelta(minutes=5)
-"""Age from which a deletion of a namespace is reported as one that does not end."""
+"""Age from which the deletion of a namespace is reported as stuck."""
 _DELETION_KEEPS_AWAKE: Final = timedelta(hours=1)
-"""Age up to which a deletion of a namespace keeps its control plane awake."""
+"""Age up to which the deletion of a namespace keeps its control plane awake."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """What was found."""
+    """Result of a check."""
 
     kept: str = ""
-    """What keeps the control plane awake, in a clause; empty if nothing does."""
+    """Object that keeps the control plane awake, as a clause; empty if there is none."""
     stuck: bool = False
-    """The control plane is kept awake by the deletion of a namespace that does not end."""
+    """Whether the deletion of a namespace that does not end keeps the control plane awake."""
     next_wake: datetime | None = None
-    """When the first thing inside is due."""
+    """Earliest due time inside; None if there is none."""
     unknown: bool = False
-    """It could not be found out. A later look may."""
+    """Whether the check failed. A later check may succeed."""
     tokens: tuple[BootstrapToken, ...] = ()
     """Bootstrap tokens that the API server accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """Objects of one kind, and what each of them says."""
+    """Objects of a kind, and the judgement of each."""
 
     resource: Resource
     judge: Callable[[Object, datetime], str | datetime | None]
-    """Returns what keeps the control plane awake, or when it has to be awake."""
+    """Returns a clause if the object keeps the control plane awake, or the time at which the object is due."""
     options: Mapping[str, Any]
     due: str = "is due"
-    """What an object says at the time that `judge` returned."""
+    """Clause about an object at the time that `judge` returned."""
 
 
 async def look_inside(client: Client, *, now: datetime, first_seen: dict[str, datetime] | None = None) -> Inside:
-    """Ask an API server for all that is due, and for what cannot be computed. Raises ProviderError.
+    """Return the due times and obstacles to sleep inside. Raises ProviderError if the API server does not answer.
 
-    `first_seen` keeps, by uid and from look to look, when a deletion was seen first whose time is in the future.
+    `first_seen` keeps, by uid across checks, the time at which a deletion with a future time was first seen.
     """
     first_seen = {} if first_seen is None else first_seen
     due: list[datetime] = []
     tokens: list[BootstrapToken | None] = []
     for look in _LOOKS:
         try:
-            found = await client.list(look.resource, **look.options)
+            listing = await client.list(look.resource, **look.options)
         except NotFound:
-            continue  # it does not serve this kind
+            continue  # the API server does not serve this kind
         if look.resource == SECRETS:
-            tokens = [read_bootstrap_token(secret, now=now) for secret in found.items]
-        items = found.items
+            tokens = [read_bootstrap_token(secret, now=now) for secret in listing.items]
+        items = listing.items
         if look.resource == NAMESPACES:
             items = _without_future_deletions(items, now, first_seen)
         turn_ends = time.monotonic() + _TURN_SECONDS
@@ -101,16 +101,16 @@ async def look_inside(client: Client, *, now: datetime, first_seen: dict[str, da
             if time.monotonic() >= turn_ends:
                 await asyncio.sleep(0)
                 turn_ends = time.monotonic() + _TURN_SECONDS
-            said = look.judge(obj, now)
-            if isinstance(said, str):
+            judgement = look.judge(obj, now)
+            if isinstance(judgement, str):
                 if look.resource == NAMESPACES and _is_stuck(obj, now):
                     return Inside(describe_leaving(obj, now=now, cluster="the control plane"), stuck=True)
-                return Inside(f"{_named(look.resource, obj)} {said}")
-            if said is None or said <= now - _SOON:
-                continue  # it had its time
-            if said <= now + _SOON:
+                return Inside(f"{_named(look.resource, obj)} {judgement}")
+            if judgement is None or judgement <= now - _SOON:
+                continue  # the due time is over
+            if judgement <= now + _SOON:
                 return Inside(f"{_named(look.resource, obj)} {look.due}")
-            due.append(said)
+            due.append(judgement)
     accepted = tuple(token for token in tokens if token is not None)
     return Inside(next_wake=min(due, default=None), tokens=accepted)
 
@@ -131,7 +131,7 @@ def _namespace(obj: Object, now: datetime) -> str | datetime | None:
     since = read_time(obj["metadata"]["deletionTimestamp"])
     if since is None or now - since < _DELETION_KEEPS_AWAKE:
         return "is being deleted"
-    # Not later than now: the control plane stays awake for a minute at the time of an attempt, as for a CronJob.
+    # An attempt in the last minute counts: the control plane then stays awake for a minute, as for a CronJob.
     attempt = since + 2 * _DELETION_KEEPS_AWAKE
     while attempt <= now - _SOON:
         attempt = since + 2 * (attempt - since)
@@ -139,8 +139,8 @@ def _namespace(obj: Object, now: datetime) -> str | datetime | None:
 
 
 def _without_future_deletions(items: list[Object], now: datetime, first_seen: dict[str, datetime]) -> list[Object]:
-    """Return namespaces as if a deletion in the future had begun when it was seen first."""
-    known, judged = dict(first_seen), list[Object]()
+    """Return the namespaces; a future deletion time is replaced by the time at which it was first seen."""
+    seen_before, judged = dict(first_seen), list[Object]()
     first_seen.clear()
     for obj in items:
         since = read_time(obj["metadata"].get("deletionTimestamp"))
@@ -148,7 +148,7 @@ def _without_future_deletions(items: list[Object], now: datetime, first_seen: di
             judged.append(obj)
             continue
         uid = obj["metadata"].get("uid") or obj["metadata"]["name"]
-        seen = first_seen[uid] = known.get(uid, now)
+        seen = first_seen[uid] = seen_before.get(uid, now)
         judged.append({**obj, "metadata": {**obj["metadata"], "deletionTimestamp": seen.isoformat()}})
     return judged
 
@@ -160,25 +160,25 @@ def _is_stuck(obj: Object, now: datetime) -> bool:
 
 def _request(obj: Object, _now: datetime) -> str | None:
     status = obj.get("status") or {}
-    decided = {condition["type"] for condition in status.get("conditions") or ()}
-    return None if status.get("certificate") or decided & {"Denied", "Failed"} else "is pending"
+    decisions = {condition["type"] for condition in status.get("conditions") or ()}
+    return None if status.get("certificate") or decisions & {"Denied", "Failed"} else "is pending"
 
 
 def _node_lease(obj: Object, now: datetime) -> str | None:
     renewed = read_time((obj.get("spec") or {}).get("renewTime"))
-    # A node that ended while its clock was ahead would report until then.
+    # A Lease with a future time comes from a wrong clock. The node would count as alive until then.
     reports = renewed is not None and renewed > now - _SOON and not is_future(renewed, now=now)
     return "says that its node reports" if reports else None
 
 
 def _job(obj: Object, _now: datetime) -> str | datetime | None:
     spec, status = obj.get("spec") or {}, obj.get("status") or {}
-    ended = [each for each in status.get("conditions") or () if each["type"] in {"Complete", "Failed"}]
-    if not any(each["status"] == "True" for each in ended):
+    ended = [condition for condition in status.get("conditions") or () if condition["type"] in {"Complete", "Failed"}]
+    if not any(condition["status"] == "True" for condition in ended):
         return None if spec.get("suspend") else "runs"
     time_to_live = spec.get("ttlSecondsAfterFinished")
     finished = max(
-        (ended_at for each in ended if (ended_at := read_time(each.get("lastTransitionTime")))), default=None
+        (ended_at for condition in ended if (ended_at := read_time(condition.get("lastTransitionTime")))), default=None
     )
     if time_to_live is None or finished is None:
         return None
@@ -190,7 +190,7 @@ def _cron_job(obj: Object, now: datetime) -> str | datetime | None:
     if spec.get("suspend"):
         return None
     ran, created = read_time(status.get("lastScheduleTime")), read_time(obj["metadata"].get("creationTimestamp"))
-    # A run that a clock put into the future counts as now: it must not hide the times until then.
+    # A run with a future time, from a wrong clock, counts as now. Otherwise it would hide the due times until then.
     last = min(ran or created or now, now)
     after = now - _SOON + _AHEAD
     try:
@@ -213,7 +213,7 @@ def _bootstrap_token(obj: Object, _now: datetime) -> datetime | None:
 
 
 _LOOKS: Final = (
-    # With their status, which says why a deletion does not end.
+    # Namespaces are listed with their status, which explains why a deletion does not end.
     _Look(NAMESPACES, _namespace, {}, due="is being deleted, and its controllers try again"),
     _Look(_AUTOSCALERS, _autoscaler, {"metadata_only": True}),
     _Look(LEASES, _node_lease, {"namespace": _NODE_LEASES}),

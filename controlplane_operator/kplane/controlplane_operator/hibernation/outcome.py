@@ -1,4 +1,4 @@
-"""What a pass over a control plane says of its sleep: the field of its status, condition Hibernated, and Ready."""
+"""Status of a control plane's sleep after a pass: field `hibernation`, and conditions Hibernated and Ready."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kplane.controlplane_operator.status.errors import ConditionError
 __all__ = ["Outcome", "begun", "ended"]
 
 _PATIENCE: Final = timedelta(seconds=60)
-"""So long the control plane stays Ready while its API server starts."""
+"""Time for which the control plane stays Ready while its API server starts."""
 _WHY: Final = {
     HibernationReason.NOT_USED_YET: "no client has asked for it yet",
     HibernationReason.REQUESTED: f"annotation {SLEEP_REQUESTED_ANNOTATION} asked for that",
@@ -34,21 +34,21 @@ _WHY: Final = {
     HibernationReason.ROOM_NEEDED: "the limit of awake control planes is reached, and this one is idle for longest",
 }
 _WHY_AWAKE: Final = frozenset({Reason.AWAKE, Reason.KEPT_AWAKE})
-"""Reasons that stay while a control plane is awake. `kplane doctor` reports NamespaceStuck, so that one has to end."""
+"""Reasons that stay while a control plane is awake. NamespaceStuck is not among them: `kplane doctor` reports it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the status is to say."""
+    """The part of the status that is about the sleep."""
 
     sleep: HibernationStatus | None
     told: tuple[ConditionStatus, Reason, str] | None = None
-    """Status, reason and message of condition Hibernated; None: it is left out, or as it was."""
+    """Status, reason and message of condition Hibernated; None to leave the condition as it is."""
     ready: tuple[Reason, str] | None = None
-    """Reason and message of condition Ready, which is True; None: it does not depend on the sleep."""
+    """Reason and message of condition Ready, which is True; None if Ready does not depend on the sleep."""
 
     def conditions(self, conditions: Iterable[Condition], *, of: ControlPlane) -> list[Condition]:
-        """Return the conditions with what the sleep makes of Hibernated."""
+        """Return the conditions with the new condition Hibernated, if it changes."""
         if self.told is None:
             return list(conditions)
         status, reason, message = self.told
@@ -56,17 +56,17 @@ class Outcome:
 
 
 def begun(control_plane: ControlPlane, decision: Decision) -> Outcome | None:
-    """Return what is written before anything is started or ended; None where there is nothing to say.
+    """Return the outcome to write before an API server starts or stops; None if there is none.
 
-    What is not published yet says nothing of its sleep before that.
+    An unpublished control plane has no such outcome.
     """
-    known = control_plane.status
-    if known.endpoint is None:
+    status = control_plane.status
+    if status.endpoint is None:
         return None
-    if decision.sleep is not None and known.hibernation is None:
+    if decision.sleep is not None and status.hibernation is None:
         return _falls_asleep(decision.sleep, "")
-    if decision.sleep is None and known.hibernation is not None and is_true(known.conditions, HIBERNATED):
-        return _wakes(known.hibernation, f"woken, because {decision.why}: its API server starts")
+    if decision.sleep is None and status.hibernation is not None and is_true(status.conditions, HIBERNATED):
+        return _wakes(status.hibernation, f"woken, because {decision.why}: its API server starts")
     return None
 
 
@@ -79,21 +79,23 @@ def ended(
     failure: ConditionError | None,
     waiting: str = "",
 ) -> Outcome:
-    """Return what is written at the end of a pass that got so far.
+    """Return the outcome at the end of a pass.
 
-    `published`: users may rely on the control plane. `asleep`: no API server runs for it. `waiting` says what keeps its
-    API server from ending.
+    `published` means that users may rely on the control plane, and `asleep` that no API server runs for it. `waiting`
+    is the obstacle to the end of its API server.
     """
     if decision.sleep is None:
         return _awake(control_plane, decision, published=published, failure=failure)
     if not published:
         return Outcome(None)
     if asleep and decision.crowded:
-        waits = Reason.WAITS_FOR_ROOM, f"it is to wake, because {decision.why}"
-        return Outcome(decision.sleep, told=("True", *waits), ready=waits if failure is None else None)
+        waiting_reason = Reason.WAITS_FOR_ROOM, f"it is to wake, because {decision.why}"
+        return Outcome(
+            decision.sleep, told=("True", *waiting_reason), ready=waiting_reason if failure is None else None
+        )
     if asleep:
-        said = Reason.HIBERNATED, _asleep(decision.sleep)
-        return Outcome(decision.sleep, told=("True", *said), ready=said if failure is None else None)
+        asleep_reason = Reason.HIBERNATED, _asleep(decision.sleep)
+        return Outcome(decision.sleep, told=("True", *asleep_reason), ready=asleep_reason if failure is None else None)
     if failure is None or failure.reason in FALLS_ASLEEP:
         return _falls_asleep(decision.sleep, waiting, failure=failure)
     return Outcome(decision.sleep)
@@ -102,20 +104,20 @@ def ended(
 def _awake(
     control_plane: ControlPlane, decision: Decision, *, published: bool, failure: ConditionError | None
 ) -> Outcome:
-    sleep, known = control_plane.status.hibernation, find_condition(control_plane.status.conditions, HIBERNATED)
+    sleep, hibernated = control_plane.status.hibernation, find_condition(control_plane.status.conditions, HIBERNATED)
     if decision.kept:
-        # Whatever fails besides: its API server runs, and clients are to reach it.
+        # Other failures do not matter here, because its API server runs and clients must reach it.
         reason = Reason.NAMESPACE_STUCK if decision.stuck else Reason.KEPT_AWAKE
         return Outcome(None, told=("False", reason, f"kept awake, because {decision.why}"))
     if sleep is not None and failure is not None:
-        since = known.last_transition_time if known is not None and known.status == "False" else None
+        since = hibernated.last_transition_time if hibernated is not None and hibernated.status == "False" else None
         if failure.reason.transient and (since is None or datetime.now(UTC) - since < _PATIENCE):
             return _wakes(sleep, f"woken, because {decision.why}: {failure.message}")
         return Outcome(sleep)
-    if known is None and sleep is None and (decision.always or not published):
+    if hibernated is None and sleep is None and (decision.always or not published):
         return Outcome(None)
-    if sleep is None and known is not None and known.reason in _WHY_AWAKE:
-        return Outcome(None)  # it says why it is awake since the last time that it was to sleep
+    if sleep is None and hibernated is not None and hibernated.reason in _WHY_AWAKE:
+        return Outcome(None)  # the condition has the reason of the last time that the control plane was to sleep
     return Outcome(None, told=("False", Reason.AWAKE, f"awake, because {decision.why}"))
 
 
@@ -127,13 +129,16 @@ def _asleep(sleep: HibernationStatus) -> str:
 
 
 def _falls_asleep(sleep: HibernationStatus, waiting: str, *, failure: ConditionError | None = None) -> Outcome:
-    """Return what is said while the API server ends. Ready stays True on a failure: a request wakes it still."""
-    what = failure.message if failure is not None else waiting
-    said = f"its API server ends, because {_WHY[sleep.reason]}" + (f"; {what}" if what else "")
+    """Return the outcome while the API server ends.
+
+    Ready stays True despite a failure, because a request still wakes the control plane.
+    """
+    obstacle = failure.message if failure is not None else waiting
+    message = f"its API server ends, because {_WHY[sleep.reason]}" + (f"; {obstacle}" if obstacle else "")
     reason = failure.reason if failure is not None else Reason.FALLING_ASLEEP
-    return Outcome(sleep, told=("False", reason, said), ready=(Reason.FALLING_ASLEEP, said))
+    return Outcome(sleep, told=("False", reason, message), ready=(Reason.FALLING_ASLEEP, message))
 
 
 def _wakes(sleep: HibernationStatus, message: str) -> Outcome:
-    said = Reason.WAKING, message
-    return Outcome(sleep, told=("False", *said), ready=said)
+    waking = Reason.WAKING, message
+    return Outcome(sleep, told=("False", *waking), ready=waking)

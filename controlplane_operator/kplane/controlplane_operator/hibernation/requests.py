@@ -1,4 +1,4 @@
-"""Reads when clients and users last asked that a control plane wakes or sleeps: annotations, written by anybody."""
+"""Requests to wake a control plane or to put it to sleep, read from annotations that any client or user may write."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["Requests"]
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What was asked last, and when."""
+    """Times of the latest requests and of the latest use of a control plane."""
 
     wake: datetime | None = None
     sleep: datetime | None = None
     used: datetime | None = None
     refused: tuple[str, ...] = ()
-    """Why annotations are not acted on, in sentences."""
+    """Sentences that explain why annotations are ignored."""
 
     @classmethod
     def of(cls, control_plane: ControlPlane, *, start: StartPolicy, now: datetime) -> Self:
-        """Read the annotations of a control plane."""
+        """Return the requests in the annotations of a control plane."""
         refused: list[str] = []
 
         def read(annotation: str) -> datetime | None:
@@ -34,14 +34,14 @@ class Requests:
                 return None
             time = read_time(value)
             if time is None:
-                such = now.isoformat(timespec="seconds").replace("+00:00", "Z")
-                said = f"give it a time with its zone, such as {such}"
+                example = now.isoformat(timespec="seconds").replace("+00:00", "Z")
+                problem = f"give it a time with its zone, such as {example}"
             elif is_future(time, now=now):
-                # It would count again and again.
-                said = f"{value[:40]} is in the future"
+                # A request in the future would take effect again and again.
+                problem = f"{value[:40]} is in the future"
             else:
                 return time
-            refused.append(f"annotation {annotation} is not acted on: {said}")
+            refused.append(f"annotation {annotation} is not acted on: {problem}")
             return None
 
         wake, sleep, used = map(read, (WAKE_REQUESTED_ANNOTATION, SLEEP_REQUESTED_ANNOTATION, LAST_USED_ANNOTATION))

@@ -1,6 +1,6 @@
-"""Room for control planes that are awake: how many may be, who has to sleep for others, and who wakes next.
+"""Limits of awake control planes: how many may be awake, which to evict, and which wakes next.
 
-Only control planes that start on demand are counted. The others run at all times, and are never sent to sleep.
+Only control planes that start on demand count. All others run at all times and are never evicted.
 """
 
 from __future__ import annotations
@@ -28,54 +28,57 @@ from kplane.controlplane_operator.watch.conditions import stored_condition
 __all__ = ["Holder", "Limits", "Room", "displaced", "fits"]
 
 _IN_USE: Final = timedelta(minutes=3)
-"""The gateway says once a minute that a control plane is in use; one or two reports may be lost."""
+"""Time in use after a report of the gateway, which reports once a minute. One or two reports may be lost."""
 _START_SECONDS: Final = 10.0
-"""So long a start counts at most: an API server that does not get ready holds up no other one."""
+"""Maximum time that a start counts against the limit of concurrent starts, so that a stuck start blocks no others."""
 _BROKEN_SECONDS: Final = 300.0
-"""So long one that wakes takes room. Its API server may never get ready, and then it cannot be sent to sleep."""
+"""Maximum time that a waking control plane takes a slot. If its API server never gets ready, it cannot be evicted."""
 _NEXT_SECONDS: Final = 1.0
 _LATER_SECONDS: Final = 20.0
-"""When the first of those that wait asks again, and when the others do. They hear of it too when one has started."""
+"""Intervals at which the first waiting control plane and the others ask again. A finished start wakes them earlier."""
 _FIRST_SECONDS: Final = 60.0
-"""So long the first one of those that wait holds up smaller ones that fit: its requests wait no longer."""
+"""Maximum time the head of the queue blocks smaller control planes behind it. Its requests have timed out by then."""
 _FORGOTTEN_SECONDS: Final = 60.0
-"""One that has not asked for so long does not want to wake any more."""
+"""Time without a wake-up attempt after which a control plane leaves the queue."""
 _SPARED_SECONDS: Final = 60.0
-"""So long one that cannot sleep is not asked to."""
+"""Time during which a control plane that cannot sleep is not evicted."""
 _ASKED_SECONDS: Final = 45.0
-"""So long one that is asked to sleep may take until it begins to. A look inside that fails is repeated meanwhile."""
+"""Maximum time from an eviction request to the start of the sleep. It allows for repeated checks of the inside."""
 _LEAVES_SECONDS: Final = 60.0
-"""So long others count on the room of one that falls asleep or is being deleted."""
+"""Time for which the slot of a control plane that falls asleep or is being deleted counts as free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much may be awake; None: any number."""
+    """Limits of awake control planes; None means no limit."""
 
     control_planes: int | None = None
     memory_bytes: int | None = None
 
     @property
     def any(self) -> bool:
-        """Whether there is a limit at all."""
+        """Whether any limit is set."""
         return self.control_planes is not None or self.memory_bytes is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A control plane whose API server runs, or starts, or ends."""
+    """A control plane whose API server runs, starts or ends."""
 
     uid: str
     name: str
     memory_bytes: int
     active: datetime | None = None
-    """When it was used or woken last; None: that is not known, or it cannot sleep now."""
+    """Time of the latest use or wake; None if it is unknown, or if the control plane cannot sleep now."""
     leaves: bool = False
-    """It falls asleep or is being deleted, and has not for long."""
+    """Whether the control plane falls asleep or is being deleted, and has started that recently."""
 
 
 def fits(holders: Collection[Holder], *, limits: Limits) -> bool:
-    """Tell whether so many may be awake. One alone may be larger than all memory: it would wait for ever."""
+    """Return whether these control planes may be awake together.
+
+    A single control plane always may, even if it exceeds the memory limit. Otherwise it would wait forever.
+    """
     count, memory = len(holders), sum(holder.memory_bytes for holder in holders)
     if count <= 1:
         return True
@@ -86,23 +89,23 @@ def fits(holders: Collection[Holder], *, limits: Limits) -> bool:
 def displaced(
     holders: Iterable[Holder], *, limits: Limits, now: datetime, newcomer: Holder | None = None
 ) -> list[Holder]:
-    """Return those that have to fall asleep for a newcomer, or for the limits alone: the longest idle first.
+    """Return the control planes to evict for a newcomer, or for the limits alone: the longest idle first.
 
-    It returns none of a control plane that is in use, and no more than needed. For a newcomer it returns none if they
-    would make too little room.
+    The result has no control plane in use, and no more than needed. For a newcomer it is empty if the evictions would
+    not free enough.
     """
     staying = [holder for holder in holders if not holder.leaves]
     if newcomer is not None:
         staying.append(newcomer)
     idle = [holder for holder in staying if holder.active is not None and now - holder.active >= _IN_USE]
-    chosen: list[Holder] = []
+    victims: list[Holder] = []
     for holder in sorted(idle, key=lambda each: (each.active, each.uid)):
         if fits(staying, limits=limits):
             break
         if holder is not newcomer:
             staying.remove(holder)
-            chosen.append(holder)
-    return chosen if newcomer is None or fits(staying, limits=limits) else []
+            victims.append(holder)
+    return victims if newcomer is None or fits(staying, limits=limits) else []
 
 
 @dataclass(slots=True)
@@ -110,19 +113,20 @@ class _Waiting:
     holder: Holder
     since: datetime
     asked: float
-    """When it asked last, by the clock that never goes back."""
+    """Time of the latest attempt, by the monotonic clock."""
     first: float | None = None
-    """Since when no other one was asked to wake before it, by that clock."""
+    """Monotonic time since which it has been the head of the queue; None if it has not been yet."""
 
 
 class Room:
-    """Lets control planes wake in the order in which they were asked to, and sends others to sleep for them.
+    """Wakes control planes in the order of their requests, and evicts idle control planes for them.
 
-    All that has to last is in the statuses. An operator that comes back asks each control plane again.
+    All lasting state is in the statuses. A restarted operator rebuilds the queue from the attempts of each control
+    plane.
     """
 
     def __init__(self, context: OperatorContext, *, limits: Limits, at_once: int, replicas: int = 1) -> None:
-        """`at_once` API servers may start at the same time. `replicas` run for each control plane."""
+        """`at_once` is the maximum number of concurrent starts; `replicas` is the number of API servers of each."""
         self._stores = context.stores
         self._gateway = context.gateway
         self._queue = context.queues.control_planes
@@ -131,16 +135,16 @@ class Room:
         self._replicas = replicas
         self._waiting: dict[str, _Waiting] = {}
         self._starting: dict[str, tuple[float, Holder]] = {}
-        """When those were let in that are not awake yet."""
+        """Admission times of control planes that are not awake yet."""
         self._leaving: dict[str, float] = {}
-        """Since when those are asked to sleep that do not yet."""
+        """Time at which each control plane was asked to sleep, until it does."""
         self._spared: dict[str, float] = {}
-        """Until when those that cannot sleep are left alone."""
+        """Time until which a control plane that cannot sleep is not evicted."""
 
     def settle(
         self, control_plane: ControlPlane, decision: Decision, *, chosen: ControlPlaneClass | None, now: datetime
     ) -> Decision:
-        """Return the decision about a control plane as the limits allow it."""
+        """Return the decision about a control plane, changed if the limits require it."""
         uid, status = control_plane.metadata.uid or "", control_plane.status
         if decision.sleep is not None or decision.always or status.endpoint is None:
             self.forget(uid)
@@ -149,24 +153,24 @@ class Room:
             return self._wake(control_plane, decision, chosen=chosen, now=now)
         self._waiting.pop(uid, None)
         if status.hibernation is not None:
-            # A start may take as long as others count as in use. Its clients come after that.
+            # A start may take as long as the time in use, and its clients arrive only afterwards.
             self.spare(uid)
             return decision
         self._starting.pop(uid, None)
         return self._stay(control_plane, decision, now=now) if self._limits.any else decision
 
     def spare(self, uid: str | None) -> None:
-        """Leave a control plane alone for a while, because something keeps it awake."""
+        """Exempt a control plane from eviction for 60 s, because work inside keeps it awake."""
         self._spared[uid or ""] = time.monotonic() + _SPARED_SECONDS
         self._leaving.pop(uid or "", None)
 
     def forget(self, uid: str | None) -> None:
-        """Remember nothing of a control plane that sleeps, or is gone."""
-        for known in (self._waiting, self._starting, self._leaving, self._spared):
-            known.pop(uid or "", None)
+        """Discard the state of a control plane that sleeps or is gone."""
+        for entries in (self._waiting, self._starting, self._leaving, self._spared):
+            entries.pop(uid or "", None)
 
     def call_next(self, *, after: str | None) -> None:
-        """Have the first one that waits ask again, after the pass of another one: there may be room now."""
+        """Enqueue the first waiting control plane after the pass of another, because a slot may be free now."""
         first = self._first()
         if first is not None and first != after:
             self._queue.add(("", self._waiting[first].holder.name))
@@ -191,7 +195,7 @@ class Room:
         return Decision(control_plane.status.hibernation, f"{decision.why}; {obstacle}", crowded=True, again=again)
 
     def _obstacle(self, newcomer: Holder, *, now: datetime) -> str | None:
-        """Say in a clause why a control plane cannot wake yet; None if it can."""
+        """Return a clause that explains why a control plane cannot wake yet; None if it can."""
         first = self._first()
         if first is not None and first != newcomer.uid and not self._passes(newcomer, self._waiting[first], now=now):
             return "others were asked to wake before it"
@@ -206,24 +210,27 @@ class Room:
         return "as many control planes are awake as may be"
 
     def _passes(self, newcomer: Holder, first: _Waiting, *, now: datetime) -> bool:
-        """Tell whether a control plane goes before the first one: that had its time, and there is no room for it."""
+        """Return whether a control plane may overtake the head of the queue.
+
+        It may if the head has waited for its time and still does not fit, but this control plane does.
+        """
         if first.first is None or time.monotonic() - first.first < _FIRST_SECONDS:
             return False
         holders, limits = self._holders(now=now), self._limits
         return fits([*holders, newcomer], limits=limits) and not fits([*holders, first.holder], limits=limits)
 
     def _stay(self, control_plane: ControlPlane, decision: Decision, *, now: datetime) -> Decision:
-        """Send a control plane to sleep that is awake, if others need its room and no client uses it."""
+        """Put an awake control plane to sleep if others need its slot and no client uses it."""
         uid = control_plane.metadata.uid or ""
-        asked = uid in self._leaving
+        evicted = uid in self._leaving
         first = self._first()
         holders = self._holders(now=now)
         if first is None:
-            chosen = displaced(holders, limits=self._limits, now=now)
-            asked = any(holder.uid == uid for holder in chosen)
-            self._ask_to_sleep([holder for holder in chosen if holder.uid != uid])
+            victims = displaced(holders, limits=self._limits, now=now)
+            evicted = any(holder.uid == uid for holder in victims)
+            self._ask_to_sleep([holder for holder in victims if holder.uid != uid])
         mine = next((holder for holder in holders if holder.uid == uid), None)
-        if asked and mine is not None and mine.active is not None and now - mine.active >= _IN_USE:
+        if evicted and mine is not None and mine.active is not None and now - mine.active >= _IN_USE:
             sleep = new_sleep(control_plane, reason=HibernationReason.ROOM_NEEDED, now=now)
             return Decision(sleep, begins=True)
         self._leaving.pop(uid, None)
@@ -233,7 +240,10 @@ class Room:
         return Decision(None, decision.why, again=min(later, decision.again or later))
 
     def _ask_to_sleep(self, holders: Iterable[Holder]) -> None:
-        """Ask each once. One that does not sleep for so long is left alone, so that others are asked."""
+        """Request an eviction once per control plane.
+
+        A control plane that has not fallen asleep in time is spared, so that others are evicted.
+        """
         now = time.monotonic()
         for holder in holders:
             if holder.uid not in self._leaving:
@@ -252,57 +262,63 @@ class Room:
         return first
 
     def _holders(self, *, now: datetime) -> list[Holder]:
-        """Return all control planes that start on demand and are not asleep, by what is known of them now."""
-        found = {}
+        """Return all control planes that start on demand and are not asleep, by the caches."""
+        holders = {}
         for obj in self._stores.control_planes:
             if _may_be_awake(obj) and (holder := self._holder(obj, now=now)) is not None:
-                found[holder.uid] = holder
-        return [*found.values(), *(each for uid, (_, each) in self._starts().items() if uid not in found)]
+                holders[holder.uid] = holder
+        return [*holders.values(), *(admitted for uid, (_, admitted) in self._starts().items() if uid not in holders)]
 
     def _starts(self) -> dict[str, tuple[float, Holder]]:
-        """Return those that were let in a moment ago. One that got no further by then has no API server."""
+        """Return the control planes admitted in the last 10 s.
+
+        A start that takes longer is dropped from this list: it either shows in the status or has no API server.
+        """
         oldest = time.monotonic() - _START_SECONDS
         self._starting = {uid: start for uid, start in self._starting.items() if start[0] > oldest}
         return self._starting
 
     def _holder(self, obj: Object, *, now: datetime) -> Holder | None:
         control_plane = as_recorded(obj)
-        chosen = class_in_force(control_plane, classes=self._stores.classes).chosen
-        if start_of(control_plane, chosen=chosen, gateway=self._gateway) is StartPolicy.ALWAYS:
+        control_plane_class = class_in_force(control_plane, classes=self._stores.classes).chosen
+        if start_of(control_plane, chosen=control_plane_class, gateway=self._gateway) is StartPolicy.ALWAYS:
             return None
         uid, sleep = control_plane.metadata.uid or "", control_plane.status.hibernation
-        told = find_condition(control_plane.status.conditions, HIBERNATED)
-        if sleep is not None and told is not None and told.reason == Reason.WAKING:
-            # Where a sleep ends before its API server did, the condition was False before.
-            begun = max(told.last_transition_time, sleep.since)
+        hibernated = find_condition(control_plane.status.conditions, HIBERNATED)
+        if sleep is not None and hibernated is not None and hibernated.reason == Reason.WAKING:
+            # If a sleep ends before its API server did, the condition was already False, so its time is not the start.
+            begun = max(hibernated.last_transition_time, sleep.since)
             if now - begun >= timedelta(seconds=_BROKEN_SECONDS):
                 return None
-        falls = told is not None and told.reason in FALLS_ASLEEP
-        # It may wait for ever, such as for a registration that is paused. Others make room then.
+        falls = hibernated is not None and hibernated.reason in FALLS_ASLEEP
+        # An end may never come, such as for a paused registration. Then others are evicted instead.
         ends = control_plane.metadata.deletion_timestamp or (sleep.since if sleep is not None and falls else None)
-        kept = is_rotated(control_plane) or self._spared.get(uid, 0.0) > time.monotonic()
-        fixed = kept or sleep is not None or control_plane.deleting or is_paused(control_plane)
+        is_exempt = is_rotated(control_plane) or self._spared.get(uid, 0.0) > time.monotonic()
+        cannot_sleep = is_exempt or sleep is not None or control_plane.deleting or is_paused(control_plane)
         return Holder(
             uid,
             control_plane.name,
-            self._memory_bytes(control_plane, chosen=chosen),
-            active=None if fixed else last_activity(control_plane, now=now),
+            self._memory_bytes(control_plane, chosen=control_plane_class),
+            active=None if cannot_sleep else last_activity(control_plane, now=now),
             leaves=ends is not None and abs(now - ends) < timedelta(seconds=_LEAVES_SECONDS),
         )
 
     def _memory_bytes(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> int:
-        """Return what its API servers are guaranteed of memory. Processes are not, and count as much."""
+        """Return the guaranteed memory of its API servers in bytes. Processes have no guarantee, but count the same."""
         return int(quantity(resources_of(control_plane, chosen=chosen).memory_request)) * self._replicas
 
 
 def _asked(control_plane: ControlPlane, *, now: datetime) -> datetime:
-    """Return since when a control plane is to wake: a client asked during this sleep, or something came up now."""
+    """Return the time at which the wake was requested: by a client during this sleep, else now."""
     sleep = control_plane.status.hibernation
     wake = Requests.of(control_plane, start=StartPolicy.ON_DEMAND, now=now).wake
     return min(wake, now) if wake is not None and sleep is not None and wake > sleep.since else now
 
 
 def _may_be_awake(obj: Object) -> bool:
-    """Tell whether a control plane that is published has an API server; of most of them this is all that is read."""
+    """Return whether a control plane is published and may have an API server.
+
+    This cheap check filters out most control planes.
+    """
     published = bool((obj.get("status") or {}).get("endpoint"))
     return published and stored_condition(obj, HIBERNATED).get("status") != "True"

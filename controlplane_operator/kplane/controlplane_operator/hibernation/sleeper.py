@@ -1,4 +1,4 @@
-"""Has control planes sleep: decides in each pass, and ends an API server when nothing uses it any more."""
+"""Sleep of control planes: decides in each pass, and stops an API server that is not in use."""
 
 from __future__ import annotations
 
@@ -35,33 +35,33 @@ __all__ = ["Sleeper"]
 
 
 _ASKED_AGAIN: Final = timedelta(seconds=60)
-"""So often a control plane that is kept awake is asked whether it can sleep now."""
+"""Interval of checks whether a control plane that is kept awake can sleep now."""
 _HEARD_SECONDS: Final = 2.0
-"""So long an API server serves after its sleep was announced: a gateway passes requests on until it has heard of it."""
+"""Time that an API server serves after its sleep was announced, because a gateway forwards requests until it knows."""
 _NEED_KEYS: Final = frozenset({Reason.KEYS_CHANGED, Reason.KEYS_UNUSABLE, Reason.FAILED})
-"""Reasons of a control plane whose keys cannot be used. One that runs serves with the keys with which it started."""
+"""Reasons of condition Ready for keys that cannot be used. An API server that runs keeps the keys of its start."""
 _LOOKED_SECONDS: Final = 30.0
-"""So long a look inside is repeated. Then the control plane is kept awake: something inside may be due."""
+"""Time during which a failed check of the inside is repeated. Then the control plane is kept awake: work may be due."""
 
 
 @dataclass(slots=True)
 class _Beginning:
-    """What is remembered of a control plane while it falls asleep. An operator that comes back begins anew."""
+    """State of a control plane that falls asleep. A restarted operator starts with an empty state."""
 
     announced: float | None = None
     tokens: tuple[BootstrapToken, ...] | None = None
-    """Bootstrap tokens, by the last look inside."""
+    """Bootstrap tokens found by the latest check of the inside."""
     recorded: tuple[BootstrapToken, ...] | None = None
-    """Bootstrap tokens that the gateway knows."""
+    """Bootstrap tokens recorded in the gateway's Secret."""
     deletions: dict[str, datetime] = field(default_factory=dict)
-    """Deletions of namespaces in the future, by uid, and when each was seen first."""
+    """Namespace deletions with a time in the future, by uid, and the time at which each was first seen."""
     failing: float | None = None
-    """When a look inside failed first, of those that failed in a row."""
+    """Monotonic time of the first of several consecutive failed checks; None if the latest check succeeded."""
     backoff: Backoff = field(default_factory=lambda: Backoff(initial_seconds=1.0, maximum_seconds=8.0))
 
 
 class Sleeper:
-    """Looks only at control planes that begin to sleep: at what they need, and into them."""
+    """Decides about sleep, and checks the inside of control planes that fall asleep."""
 
     def __init__(
         self,
@@ -71,17 +71,20 @@ class Sleeper:
         room: Room,
         use: HostNameUse,
     ) -> None:
-        """`backend` returns the way to the API server of a control plane of mode Virtual."""
+        """`backend` returns the provisioner of a control plane of mode Virtual."""
         self._context = context
         self._stores = context.stores
         self._backend = backend
         self._room = room
         self._use = use
         self._beginnings: dict[str, _Beginning] = {}
-        """By uid."""
+        """By uid of the control plane."""
 
     async def decide(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Decision:
-        """Decide whether the control plane sleeps. Raises ConditionError where it cannot be found out."""
+        """Decide whether the control plane sleeps.
+
+        The decision respects the limits of awake control planes, and work inside that needs an API server.
+        """
         now = datetime.now(UTC)
         start = start_of(control_plane, chosen=chosen, gateway=self._context.gateway)
         counted = is_counted(control_plane, chosen=chosen, gateway=self._context.gateway)
@@ -94,7 +97,7 @@ class Sleeper:
             self._beginnings.pop(control_plane.metadata.uid or "", None)
             return decision
         if not decision.begins and self._backend(control_plane).is_ending(control_plane):
-            # Pods take their time. Until they are gone, nothing answers a look inside.
+            # Pods take a while to end, and no API server may answer a check of the inside meanwhile.
             return decision
         beginning = self._beginnings.setdefault(control_plane.metadata.uid or "", _Beginning())
         if decision.begins:
@@ -115,31 +118,31 @@ class Sleeper:
         beginning.tokens = inside.tokens
         sleep = decision.sleep.model_copy(update={"next_wake": inside.next_wake})
         if beginning.announced is not None:
-            left = beginning.announced + _HEARD_SECONDS - time.monotonic()
-            if left > 0:
-                return replace(decision, sleep=sleep, waits="", again=datetime.now(UTC) + timedelta(seconds=left))
+            remaining = beginning.announced + _HEARD_SECONDS - time.monotonic()
+            if remaining > 0:
+                return replace(decision, sleep=sleep, waits="", again=datetime.now(UTC) + timedelta(seconds=remaining))
         return replace(decision, sleep=sleep)
 
     def forget(self, uid: str | None) -> None:
-        """Remember nothing more of a control plane that is gone."""
+        """Discard the state of a deleted control plane."""
         self._beginnings.pop(uid or "", None)
         self._room.forget(uid)
 
     def reported(self, control_plane: ControlPlane) -> None:
-        """Have another control plane wake, if the status of this one says that there is room now."""
+        """Enqueue the next waiting control plane, because the status of this control plane may have freed a slot."""
         self._room.call_next(after=control_plane.metadata.uid)
 
     async def hibernate(self, control_plane: ControlPlane, decision: Decision) -> Provision | None:
-        """Have no API server run for a control plane that is to sleep; None: one has to run now.
+        """Stop the API server of a control plane that is to sleep. Returns None if an API server has to run now.
 
-        Raises ConditionError (SleepFailed) if it cannot be ended.
+        Raises ConditionError (SleepFailed) if the API server cannot be stopped.
         """
         if decision.sleep is None or decision.begins or decision.waits is not None:
-            # What passes requests on hears first that it sleeps, and a later pass looks inside once more.
+            # The gateway has to see the announcement first, and a later pass checks the inside once more.
             return None
         if not _is_asleep(control_plane) and self.waits_for(control_plane):
             return None
-        # Before the API server ends: only the API server knows the tokens.
+        # Tokens are recorded before the API server ends, because only the API server knows them.
         await self._record_tokens(control_plane)
         return await self._backend(control_plane).hibernate(control_plane)
 
@@ -151,7 +154,7 @@ class Sleeper:
         beginning.recorded = beginning.tokens
 
     async def _unless_used(self, control_plane: ControlPlane, decision: Decision, *, now: datetime) -> Decision:
-        """Return the decision that a control plane with a host name begins to sleep, or one that it is in use."""
+        """Return `decision` for a control plane with a host name, or a decision to stay awake if it is in use."""
         if decision.sleep is None or decision.sleep.reason is HibernationReason.REQUESTED:
             return decision
         try:
@@ -187,7 +190,7 @@ class Sleeper:
             return Inside(f"the operator cannot look inside: {error}", unknown=True)
 
     def waits_for(self, control_plane: ControlPlane) -> str:
-        """Say what has to end before its API server; empty if nothing has."""
+        """Return a clause about registrations or instances that have to end first; empty if there are none."""
         if control_plane.status.endpoint is None:
             return ""
         if served := registrations_of(control_plane, stores=self._stores):
@@ -198,7 +201,7 @@ class Sleeper:
 
 
 def _until_next_look(beginning: _Beginning) -> float | None:
-    """Return the seconds until the next look after one that failed; None: they have failed for long enough."""
+    """Return the seconds until the check after a failed one; None if the checks have failed for the maximum time."""
     now = time.monotonic()
     if beginning.failing is None:
         beginning.failing = now
@@ -207,7 +210,7 @@ def _until_next_look(beginning: _Beginning) -> float | None:
 
 
 def _why_no_wake(control_plane: ControlPlane) -> str | None:
-    """Say in a clause why an API server that ends now could not start again; None if nothing is known against that."""
+    """Return a clause that explains why a stopped API server could not start again; None without a known obstacle."""
     ready = find_condition(control_plane.status.conditions, READY)
     if ready is None or ready.status != "False" or ready.reason not in _NEED_KEYS:
         return None

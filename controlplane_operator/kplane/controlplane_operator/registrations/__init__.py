@@ -1,1 +1,1 @@
-"""Reconciles ControlPlaneRegistration."""
+"""Reconcilers of ControlPlaneRegistration."""

@@ -1,4 +1,4 @@
-"""Which registrations use a control plane, and which instances work for it: both end before its API server does."""
+"""Registrations and instances that use a control plane. Both end before the API server of the control plane does."""
 
 from __future__ import annotations
 
@@ -10,26 +10,34 @@ __all__ = ["instances_of", "registrations_of"]
 
 
 def registrations_of(control_plane: ControlPlane, *, stores: Stores) -> list[str]:
-    """Name the registrations whose status still lets services run for the control plane, whatever their spec says."""
-    return [found.name for found in _of(control_plane, stores) if found.status.ready and _serves(found, control_plane)]
+    """Return the names of registrations whose status still allows services to run for the control plane.
+
+    The spec of a registration is not considered.
+    """
+    return [
+        registration.name
+        for registration in _of(control_plane, stores)
+        if registration.status.ready and _serves(registration, control_plane)
+    ]
 
 
 def instances_of(control_plane: ControlPlane, *, stores: Stores) -> list[str]:
-    """Name the registrations whose instance works for the control plane, or may: its end is not confirmed yet.
+    """Return the names of registrations whose instance runs, or may still run, for the control plane.
 
-    mcm announces an instance before it starts, and takes that back when nothing is left of it. So after a registration
-    was seen to be not ready and without an instance, in one look at it, none comes any more.
+    mcm announces an instance before its start, and removes the announcement after its end. So a registration that is
+    seen not ready and without an instance in the same read gets no further instance.
     """
     return [
-        found.name
-        for found in _of(control_plane, stores)
-        if found.status.instance is not None and found.status.instance.control_plane_uid == control_plane.metadata.uid
+        registration.name
+        for registration in _of(control_plane, stores)
+        if registration.status.instance is not None
+        and registration.status.instance.control_plane_uid == control_plane.metadata.uid
     ]
 
 
 def _of(control_plane: ControlPlane, stores: Stores) -> list[PartialRegistration]:
-    found = stores.registrations.by("served", control_plane.metadata.uid or "")
-    return [PartialRegistration.of(obj) for obj in found]
+    objects = stores.registrations.by("served", control_plane.metadata.uid or "")
+    return [PartialRegistration.of(obj) for obj in objects]
 
 
 def _serves(registration: PartialRegistration, control_plane: ControlPlane) -> bool:

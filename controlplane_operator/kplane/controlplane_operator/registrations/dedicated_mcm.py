@@ -1,8 +1,9 @@
-"""Runs an mcm for each registration of mode Dedicated, in the namespace of the control plane that it serves.
+"""Dedicated mcm: runs an mcm for each registration of mode Dedicated, in the namespace of its control plane.
 
-Shared and dedicated mcm hand over through `status.instance`: an mcm announces its instance after that of the other mode
-is gone. This module runs the dedicated mcm while `status.mode` says so. It stops that mcm, and waits for its end,
-before another one runs elsewhere. An mcm that stops confirms the end of its instance. If it cannot, this module does.
+Shared and dedicated mcm hand over through `status.instance`: an mcm announces its instance after the instance of the
+other mode is gone. This module runs the dedicated mcm while `status.mode` is Dedicated. Before an mcm starts in another
+namespace, this module stops the former mcm and waits for its end. An mcm that stops confirms the end of its instance.
+If the mcm cannot, this module removes the instance from the status.
 """
 
 from __future__ import annotations
@@ -46,54 +47,56 @@ _PERIOD_SECONDS: Final = 600.0
 _RETRY_SECONDS: Final = 5.0
 _TOKEN_FILE: Final = "token"  # noqa: S105 - a file's name
 _BEFORE_READY: Final = frozenset({Phase.ABSENT, Phase.STARTING})
-"""A cluster may be slow to tell of what was written a moment ago."""
+"""Phases of a component that is starting. The cluster may report a new component with a delay."""
 _ENDING: Final = "its mcm ends, and with it what that runs"
 
 
 def eldest_of(mark: str, *, stores: Stores) -> str | None:
-    """Return the uid of the registration whose mcm has this mark, the eldest of several; None: it is gone."""
-    found = [obj["metadata"] for obj in stores.registrations.by("mcm", mark)]
-    return min(((each.get("creationTimestamp", ""), each["uid"]) for each in found), default=("", None))[1]
+    """Return the uid of the eldest registration whose mcm has this mark; None if all of them are gone."""
+    metadata_items = [obj["metadata"] for obj in stores.registrations.by("mcm", mark)]
+    return min(
+        ((metadata.get("creationTimestamp", ""), metadata["uid"]) for metadata in metadata_items), default=("", None)
+    )[1]
 
 
 def account_of(component: str) -> Account:
-    """Return whom an mcm is: a ServiceAccount beside it, named as it is."""
+    """Return the ServiceAccount of an mcm, which has the namespace and name of the component."""
     placement = place(component)
     return Account(placement.namespace, placement.name)
 
 
 class DedicatedMcms:
-    """The dedicated mcm that there are."""
+    """Components of the dedicated mcm that exist."""
 
     def __init__(self, runtime: Runtime, *, identities: McmIdentities) -> None:
         self._runtime = runtime
         self._identities = identities
 
     def of(self, uid: str) -> list[str]:
-        """Name the components with the mark of a registration: one, and more while it moves."""
+        """Return the names of the components of a registration: several while its mcm moves."""
         mark = mcm_mark(uid)
         return [name for name in self._runtime.names(prefix=f"{MCM_PREFIX}{mark}") if mark_of(name) == mark]
 
     def at(self, control_plane: str) -> list[str]:
-        """Name all that are in the namespace of a control plane."""
+        """Return the names of all components in the namespace of a control plane."""
         namespace, names = management_namespace(control_plane), self._runtime.names(prefix=MCM_PREFIX)
         return [name for name in names if mark_of(name) is not None and place(name).namespace == namespace]
 
     async def end(self, component: str) -> None:
-        """End an mcm with its instance, and remove what it had. Raises WorkloadsError where it has not ended yet."""
+        """Stop an mcm with its instance, and remove its objects. Raises WorkloadsError while the mcm has not ended."""
         await self._runtime.stop(component)
         await self._identities.remove(account_of(component))
-        # Last, because the component is the record of the rest.
+        # Deleted last, because the component is the record of the other objects.
         await self._runtime.delete(component)
 
     async def vacate(self, control_plane: ControlPlane) -> None:
-        """End all that are in the namespace of a control plane. Raises WorkloadsError as `end` does."""
+        """Stop all mcm in the namespace of a control plane. Raises WorkloadsError while an mcm has not ended."""
         for component in self.at(control_plane.name):
             await self.end(component)
 
 
 class DedicatedMcmReconciler:
-    """Keeps them running; what is in the way is in the registration's condition DedicatedReady."""
+    """Reconciler of dedicated mcm. Reports problems in the registration's condition DedicatedReady."""
 
     def __init__(
         self,
@@ -105,10 +108,10 @@ class DedicatedMcmReconciler:
         program: McmProgram | None,
         config: ClusterConfig | None,
     ) -> None:
-        """`program` is None where the operator was not told how to run any.
+        """`program` is None if the operator has no program to run as dedicated mcm.
 
-        `config` is the operator's own, where they are no pods: they reach the management cluster as it does, with
-        credentials of their own.
+        `config` is the operator's own, if workloads are not pods. The mcm reach the management cluster as the operator
+        does, but with their own credentials. `config` is None if workloads are pods.
         """
         self._context = context
         self._runtime = runtime
@@ -129,12 +132,13 @@ class DedicatedMcmReconciler:
         self._uids = UIDTracker()
 
     async def reconcile(self, key: Key) -> Result | None:
-        """Bring the mcm of one registration in line, or end that of a deleted one."""
+        """Reconcile the mcm of a registration, or stop the mcm of a deleted registration."""
         obj = self._context.stores.registrations.get(key)
         uid = obj["metadata"]["uid"] if obj is not None else None
         with log_fields(object=f"ControlPlaneRegistration/{key[1]}"):
             if (former := self._uids.former(key, uid=uid)) is not None:
-                # Also where another one has its name already. Those that are not remembered are ended by Orphans.
+                # Also if a new registration has the same name already. Orphans stops the mcm of registrations that this
+                # process has never seen.
                 try:
                     if eldest_of(mcm_mark(former), stores=self._context.stores) is None:
                         await self._end(self._mcms.of(former))
@@ -148,9 +152,10 @@ class DedicatedMcmReconciler:
             return await self._keep(PartialRegistration.of(obj))
 
     def wake(self, component: str) -> None:
-        """Have those be looked at whom a change of an mcm concerns when its registration is gone.
+        """Enqueue the objects that a change of an mcm concerns after the deletion of its registration.
 
-        Such are the name that its registration had, under which it is ended, and whoever is not served before that.
+        The reconcile of the registration's former key stops the mcm. The registrations of the control plane wait for
+        the end of the mcm.
         """
         mark, stores, queues = mark_of(component), self._context.stores, self._context.queues
         if mark is None or eldest_of(mark, stores=stores) is not None:
@@ -164,16 +169,16 @@ class DedicatedMcmReconciler:
     async def _keep(self, registration: PartialRegistration) -> Result | None:
         uid = registration.metadata.uid or ""
         if eldest_of(mcm_mark(uid), stores=self._context.stores) != uid:
-            return None  # it is refused, and what has its mark is looked after by another one
+            return None  # this registration is refused; the eldest registration with the mark owns the components
         present = self._mcms.of(uid)
         if not present and not self._is_concerned(registration):
             return None
         try:
             if is_paused(registration):
-                # It stays as it is: only a token that it has from here would not last.
+                # A paused mcm stays as it is. Only the token of an mcm that is no pod needs a renewal from here.
                 return await self._run(registration, present[0]) if present and self._config is not None else None
             component = self._component(registration, present=present)
-            ending = [each for each in present if each != component]
+            ending = [name for name in present if name != component]
             if ending and not await self._has_ended(registration, ending):
                 return Result(jittered(_RETRY_SECONDS))
             if component is None:
@@ -189,9 +194,9 @@ class DedicatedMcmReconciler:
         return Result(jittered(_RETRY_SECONDS))
 
     async def _has_ended(self, registration: PartialRegistration, ending: Sequence[str]) -> bool:
-        """End mcm; returns whether they have ended. One that takes its time is nothing out of the ordinary."""
-        known = find_condition(registration.conditions, DEDICATED_READY)
-        if known is None or known.reason != Reason.MCM_ENDING:
+        """Stop mcm, and return whether all have ended. An mcm that needs time to stop is no error."""
+        condition = find_condition(registration.conditions, DEDICATED_READY)
+        if condition is None or condition.reason != Reason.MCM_ENDING:
             await self._tell(registration, "False", Reason.MCM_ENDING, _ENDING)
         try:
             await self._end(ending)
@@ -201,7 +206,7 @@ class DedicatedMcmReconciler:
         return True
 
     async def _leave(self, registration: PartialRegistration) -> None:
-        """Have nothing be left of a registration's mcm, which has ended: no turn, no rights, no word."""
+        """Remove the remains of an mcm that has ended: `status.instance`, the RBAC rights, and the condition."""
         context, latest = self._context, self._latest(registration)
         if _has_instance(latest, mode=RegistrationMode.DEDICATED):
             await context.status.end_instance(context.stores.registrations, latest)
@@ -209,7 +214,7 @@ class DedicatedMcmReconciler:
         await context.status.drop_apart(context.stores.registrations, self._latest(registration), type=DEDICATED_READY)
 
     def _is_concerned(self, registration: PartialRegistration) -> bool:
-        """Tell whether it is to have an mcm of its own, or whether something is left of one that has ended."""
+        """Return whether the registration needs an mcm of its own, or whether an ended mcm has left anything behind."""
         return (
             registration.status.mode is RegistrationMode.DEDICATED
             or _has_instance(registration, mode=RegistrationMode.DEDICATED)
@@ -218,11 +223,11 @@ class DedicatedMcmReconciler:
         )
 
     def _component(self, registration: PartialRegistration, *, present: Sequence[str]) -> str | None:
-        """Name the component that is to run; None: no mcm has anything to do here, or there is no place for one."""
-        wanted = registration.status.mode is RegistrationMode.DEDICATED and not registration.deleting
-        if not wanted or self._program is None:
+        """Return the name of the component that must run; None if no mcm must run, or without a namespace for it."""
+        desired = registration.status.mode is RegistrationMode.DEDICATED and not registration.deleting
+        if not desired or self._program is None:
             return None
-        return self._home(registration) or next((each for each in present if self._stays(each)), None)
+        return self._home(registration) or next((name for name in present if self._stays(name)), None)
 
     def _home(self, registration: PartialRegistration) -> str | None:
         if not registration.status.ready:
@@ -232,16 +237,16 @@ class DedicatedMcmReconciler:
         return mcm_name(names[0], uid=registration.metadata.uid or "") if names else None
 
     def _stays(self, component: str) -> bool:
-        """Tell whether the control plane that an mcm is at stays awake, so that its registration may be ready soon."""
-        found = self._context.stores.control_planes.by("namespace", place(component).namespace)
-        return any("deletionTimestamp" not in obj["metadata"] and not is_hibernated(obj) for obj in found)
+        """Return whether the control plane of an mcm stays awake, so that its registration may soon be ready again."""
+        control_planes = self._context.stores.control_planes.by("namespace", place(component).namespace)
+        return any("deletionTimestamp" not in obj["metadata"] and not is_hibernated(obj) for obj in control_planes)
 
     async def _run(self, registration: PartialRegistration, component: str) -> Result | None:
         if self._program is None:
-            return None  # it is paused, and was started by an operator that had a program
+            return None  # the registration is paused, and an operator with a program had started its mcm
         if find_condition(registration.conditions, DEDICATED_READY) is None:
             await self._tell(registration, "False", Reason.MCM_STARTING, "its mcm is about to be started")
-        # First, so that it is known from then on that there is something to remove.
+        # Reserve first: the component is then on record, so a removal finds the objects that follow.
         address = await self._runtime.reserve(component, ports=MCM_PORTS)
         account = account_of(component)
         await self._identities.ensure(registration, account=account)
@@ -261,31 +266,31 @@ class DedicatedMcmReconciler:
         )
         state = self._runtime.state(component)
         if state.phase is Phase.READY and _has_instance(registration, mode=RegistrationMode.SHARED):
-            said = "its mcm runs, and waits until the one of many registrations says that its instance has ended"
-            await self._tell(registration, "False", Reason.WAITING_FOR_SHARED, said)
+            message = "its mcm runs, and waits until the one of many registrations says that its instance has ended"
+            await self._tell(registration, "False", Reason.WAITING_FOR_SHARED, message)
         elif state.phase is Phase.READY:
             await self._tell(registration, "True", Reason.MCM_RUNNING, f"its mcm runs in namespace {account.namespace}")
         else:
             starts = state.phase in _BEFORE_READY and not state.unobtainable
-            said = f"its mcm is {state.phase}" + (f": {state.message}" if state.message else "")
-            await self._tell(registration, "False", Reason.MCM_STARTING if starts else Reason.MCM_FAILED, said)
+            message = f"its mcm is {state.phase}" + (f": {state.message}" if state.message else "")
+            await self._tell(registration, "False", Reason.MCM_STARTING if starts else Reason.MCM_FAILED, message)
         renewal = self._identities.renewed_in(account) if self._config is not None else _PERIOD_SECONDS
         keeps_scheduling = self._runtime.settled(component) and not self._runtime.placed(component, trial.scheduling)
         due = _RETRY_SECONDS if keeps_scheduling else min(_PERIOD_SECONDS, renewal)
         return Result(jittered(max(_RETRY_SECONDS, due)))
 
     def _trial(self, namespace: str) -> SchedulingTrial:
-        """Return where the pods of the control plane that has this namespace run."""
+        """Return the scheduling of the control plane that has this namespace, for pods beside its API server."""
         stores = self._context.stores
-        found = [as_recorded(obj) for obj in stores.control_planes.by("namespace", namespace)]
-        if not found:
+        control_planes = [as_recorded(obj) for obj in stores.control_planes.by("namespace", namespace)]
+        if not control_planes:
             return SchedulingTrial(None)
-        api_server = apiserver_name(found[0].name, slot=found[0].home.slot)
-        scheduling = scheduling_of(class_in_force(found[0], classes=stores.classes).chosen)
+        api_server = apiserver_name(control_planes[0].name, slot=control_planes[0].home.slot)
+        scheduling = scheduling_of(class_in_force(control_planes[0], classes=stores.classes).chosen)
         return try_scheduling(self._runtime, api_server, scheduling)
 
     async def _files(self, account: Account) -> dict[str, File]:
-        """Return how it gets in where no pod's ServiceAccount lets it; the token is read again when it is renewed."""
+        """Return the kubeconfig and token for an mcm that is no pod. The mcm reads the token again after a renewal."""
         if self._config is None:
             return {}
         token = await self._identities.token(account)
@@ -311,7 +316,7 @@ class DedicatedMcmReconciler:
         )
 
     def _latest(self, registration: PartialRegistration) -> PartialRegistration:
-        """Return it with what was said of it meanwhile, so that nothing is said twice."""
+        """Return the registration with its newest status from the cache, so that no condition is written twice."""
         obj = self._context.stores.registrations.get(("", registration.name))
         if obj is None or obj["metadata"]["uid"] != registration.metadata.uid:
             return registration

@@ -1,8 +1,8 @@
-"""Address and kubeconfig of a control plane as one pair, also while it moves to another address.
+"""Consistency of the address and the kubeconfig of a control plane that moves to another address.
 
-They are in several objects, which cannot be written in one step. So the registrations of a control plane stop naming
-the former address before its Secrets are written. They name the new one after Secrets and status have it. A
-registration never names an address with the credentials for another one, even if the operator is killed in between.
+The pair is in several objects, which cannot be written in one step. So the registrations of a control plane drop the
+former address before its Secrets are written. They get the new address after Secrets and status have it. A registration
+never names an address with the credentials for another address, even if the operator is killed in between.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from kplane.pki.kubeconfig import config_of
 __all__ = ["EndpointSwitch"]
 
 _FREED_SECONDS: Final = 10.0
-"""So long registrations may take to let go of the former address; it takes milliseconds."""
+"""Maximum time for registrations to drop the former address, which normally takes milliseconds."""
 
 
 class EndpointSwitch:
-    """Keeps writers of Secrets and writers of registrations from each other's way, a control plane each."""
+    """Exclusion between the writers of Secrets and the writers of registrations, for each control plane."""
 
     def __init__(self, stores: Stores, *, queues: Queues) -> None:
         self._stores = stores
@@ -41,15 +41,14 @@ class EndpointSwitch:
         stores.registrations.listen(self._registration_changed)
 
     def resolving(self, name: str) -> asyncio.Lock:
-        """Return what a registration of this control plane is resolved and published within."""
+        """Return the lock under which a registration of this control plane is resolved and published."""
         return self._locks.setdefault(name, asyncio.Lock())
 
     def check(self, registration: ControlPlaneRegistration, resolution: Resolution, *, of: ControlPlane) -> None:
-        """Raise ConditionError (EndpointPending) where the control plane's address and its Secrets do not belong
-        together now.
+        """Raise ConditionError (EndpointPending) if the address and Secrets of the control plane do not match now.
 
-        A registration with a Secret of its own choice is not concerned. One that names the pair already keeps it: what
-        somebody writes into a Secret is mended, and ends nothing that runs.
+        A registration with a Secret of its own choice passes. A registration that has the pair already also passes: a
+        user's change of a Secret is reverted, and must not stop running services.
         """
         if resolution.kubeconfig_secret != of.status.kubeconfig_secret_ref:
             return
@@ -73,10 +72,10 @@ class EndpointSwitch:
 
     @contextlib.asynccontextmanager
     async def moving(self, control_plane: ControlPlane, *, to: str) -> AsyncIterator[None]:
-        """Have Secrets and status of a control plane be written within, which is reached at `to` from then on.
+        """Write the Secrets and the status of a control plane for address `to` within this block.
 
-        Where that is another address than before, no registration names the former one within. Raises ConditionError
-        (Provisioning) where one goes on to.
+        If the address changes, no registration names the former address within the block. Raises ConditionError
+        (Provisioning) if a registration still names the former address after the timeout.
         """
         name = control_plane.name
         if control_plane.status.endpoint in (None, to):
@@ -96,17 +95,17 @@ class EndpointSwitch:
             self._wake(name)
 
     async def _freed(self, control_plane: ControlPlane) -> asyncio.Lock:
-        """Return the lock, taken at a moment when no registration names the former address."""
+        """Return the lock, acquired at a moment when no registration names the former address."""
         lock = self.resolving(control_plane.name)
         try:
             async with asyncio.timeout(_FREED_SECONDS):
                 while True:
-                    async with contextlib.AsyncExitStack() as held:
+                    async with contextlib.AsyncExitStack() as exit_stack:
                         await lock.acquire()
-                        held.callback(lock.release)
+                        exit_stack.callback(lock.release)
                         self._changed.clear()
                         if not self._naming(control_plane):
-                            held.pop_all()
+                            exit_stack.pop_all()
                             return lock
                     await self._changed.wait()
         except TimeoutError:
@@ -117,19 +116,19 @@ class EndpointSwitch:
             ) from None
 
     def _naming(self, control_plane: ControlPlane) -> list[str]:
-        found = []
+        names = []
         for obj in self._stores.registrations.by("control plane", control_plane.name):
             registration = PartialRegistration.of(obj)
             status = registration.status
             published = control_plane.status.kubeconfig_secret_ref
             if status.ready and published is not None and status.resolved_kubeconfig_secret_ref == published:
-                found.append(registration.name)
-        return found
+                names.append(registration.name)
+        return names
 
     def _server(self, secret: SecretReference) -> str | None:
-        """Return the address that a published kubeconfig has; None where there is none to be read."""
-        known = config_of(self._stores.secrets.get((secret.namespace, secret.name)))
-        return known.server if known is not None else None
+        """Return the server in a published kubeconfig; None if the Secret has no readable kubeconfig."""
+        config = config_of(self._stores.secrets.get((secret.namespace, secret.name)))
+        return config.server if config is not None else None
 
     def _wake(self, name: str) -> None:
         for obj in self._stores.registrations.by("control plane", name):

@@ -1,8 +1,8 @@
-"""Sees whether the mcm of each instance lives. If one does not, its registration gets Running=Unknown.
+"""Detection of dead mcm: the registration of an instance without a live mcm gets the condition Running=Unknown.
 
-mcm writes the condition while it lives. An mcm that hangs or is gone leaves it at True. While an instance runs, its mcm
-renews a Lease in the control plane every 30 s. A watchdog kills the instance before that Lease expires. So after a
-Lease has stayed the same for its whole duration, no instance of that mcm runs.
+mcm writes the condition while it lives. If an mcm hangs or is gone, the condition stays at True. While an instance
+runs, its mcm renews a Lease in the control plane every 30 s. A watchdog kills the instance before that Lease expires.
+So after a Lease has not changed for its whole duration, no instance of that mcm runs.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ __all__ = ["InstanceHeartbeats"]
 
 _NAMESPACE: Final = "kube-system"
 _PROGRAMS: Final = {Service.CONTROLLERS: "kube-controller-manager", Service.SCHEDULER: "kube-scheduler"}
-"""Also the names of their Leases."""
+"""Programs of the services. The Leases have the same names."""
 _DURATION_SECONDS: Final = 120.0
-"""Of the Leases of mcm. A tenant that writes a shorter one has its condition doubted no earlier."""
+"""Duration of the Leases of mcm. A shorter duration, which a tenant may write, is not used."""
 _LONGEST_SECONDS: Final = 600.0
 _RUNS: Final[ConditionStatus] = "True"
 
 
 @dataclass(frozen=True, slots=True)
 class _Heartbeat:
-    """What was seen of a Lease, and of the condition Running, which mcm writes too."""
+    """Last observed content of a Lease and of the condition Running, both of which mcm writes."""
 
     signs: tuple[str, ...]
     at: float
-    """When that was seen first, by the monotonic clock."""
+    """Time of the first observation of this content, by the monotonic clock."""
     since: datetime
-    """The same by the wall clock."""
+    """Time of the first observation of this content, by the wall clock."""
 
     def is_stale(self, *, now: float, duration_seconds: float) -> bool:
         return now - self.at > duration_seconds
 
 
 class InstanceHeartbeats:
-    """Compares the Leases of instances from one look to the next. Tests replace `now`."""
+    """Comparison of the Leases of instances between observations. Tests replace `now`."""
 
     def __init__(self, context: OperatorContext, *, now: Callable[[], float] = time.monotonic) -> None:
         self._context = context
@@ -58,28 +58,30 @@ class InstanceHeartbeats:
         """By uid of the control plane; then by uid of the registration and name of the Lease."""
 
     def concerns(self, uid: str) -> bool:
-        """Tell whether an instance is said to run for the control plane with this uid."""
+        """Return whether an instance is reported to run for the control plane with this uid."""
         return bool(self._running(uid))
 
     def forget(self, uid: str) -> None:
-        """Forget the control plane with this uid: it sleeps, or is gone."""
+        """Discard the observations of the control plane with this uid, because it sleeps or is gone."""
         self._seen.pop(uid, None)
 
     async def observe(self, uid: str, client: Client) -> None:
-        """Look at the Leases in a control plane once; `client` is one of it. Raises ProviderError."""
-        before, seen = self._seen.get(uid, {}), dict[tuple[str, str], _Heartbeat]()
+        """Observe the Leases in a control plane once; `client` connects to the control plane. Raises ProviderError."""
+        before, observed = self._seen.get(uid, {}), dict[tuple[str, str], _Heartbeat]()
         for registration in self._running(uid):
             for program in _programs(registration):
                 key = registration["metadata"]["uid"], program
                 lease = await _read(client, program)
                 signs = _signs(lease, registration)
-                known = before.get(key)
-                beats = known is None or known.signs != signs
-                seen[key] = _Heartbeat(signs, self._now(), datetime.now(UTC)) if known is None or beats else known
-                if seen[key].is_stale(now=self._now(), duration_seconds=_duration(lease)):
-                    await self._doubt(registration, program, since=seen[key].since)
+                previous = before.get(key)
+                beats = previous is None or previous.signs != signs
+                observed[key] = (
+                    _Heartbeat(signs, self._now(), datetime.now(UTC)) if previous is None or beats else previous
+                )
+                if observed[key].is_stale(now=self._now(), duration_seconds=_duration(lease)):
+                    await self._doubt(registration, program, since=observed[key].since)
                     break
-        self._seen[uid] = seen
+        self._seen[uid] = observed
 
     def _running(self, uid: str) -> list[Object]:
         served = self._context.stores.registrations.by("served", uid)
@@ -96,7 +98,7 @@ class InstanceHeartbeats:
                 self._context.stores.registrations, PartialRegistration.of(registration), message=message
             )
         except Conflict:
-            # It was written meanwhile, maybe by mcm: the next look decides anew.
+            # The status has changed meanwhile, maybe by mcm. The next observation decides again.
             return
 
 
@@ -117,18 +119,22 @@ async def _read(client: Client, program: str) -> Mapping[str, Any] | None:
     except NotFound:
         return None
     spec = lease.get("spec")
-    # A tenant's API server may answer with anything.
+    # The API server of a tenant may return any JSON.
     return spec if isinstance(spec, Mapping) else {}
 
 
 def _signs(lease: Mapping[str, Any] | None, registration: Object) -> tuple[str, ...]:
     condition = stored_condition(registration, RUNNING)
-    said = [condition.get(name) for name in ("reason", "message", "lastTransitionTime")]
-    renewed = [lease.get(name) for name in ("holderIdentity", "renewTime")] if lease is not None else [None]
-    return tuple(str(each)[:256] for each in (*renewed, *said))
+    condition_fields = [condition.get(name) for name in ("reason", "message", "lastTransitionTime")]
+    lease_fields = [lease.get(name) for name in ("holderIdentity", "renewTime")] if lease is not None else [None]
+    return tuple(str(value)[:256] for value in (*lease_fields, *condition_fields))
 
 
 def _duration(lease: Mapping[str, Any] | None) -> float:
-    asked = lease.get("leaseDurationSeconds") if lease is not None else None
-    # An integer of JSON may be larger than any float.
-    return float(min(max(asked, _DURATION_SECONDS), _LONGEST_SECONDS)) if isinstance(asked, int) else _DURATION_SECONDS
+    duration = lease.get("leaseDurationSeconds") if lease is not None else None
+    # An integer in JSON may be larger than any float.
+    return (
+        float(min(max(duration, _DURATION_SECONDS), _LONGEST_SECONDS))
+        if isinstance(duration, int)
+        else _DURATION_SECONDS
+    )

@@ -1,6 +1,6 @@
-"""Who a dedicated mcm is in the management cluster, and what it may do there: follow one registration, and tell of it.
+"""Identities of dedicated mcm in the management cluster, with rights to a single registration and its status.
 
-The Secret that the registration resolves to is granted by `Access`, as to the shared mcm.
+`Access` grants the Secret that the registration resolves to, as for the shared mcm.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from kplane.provider.client.resources import (
 __all__ = ["McmIdentities"]
 
 _UID_LABEL: Final = f"{GROUP}/dedicated-uid"
-"""On the identity of a dedicated mcm and its RBAC objects: the uid of the registration."""
+"""Label with the uid of the registration, on the RBAC objects of a dedicated mcm."""
 _EVENTS_NAMESPACE: Final = "default"
-"""Events of cluster-scoped objects are there."""
+"""Namespace of the Events of cluster-scoped objects."""
 _VERIFIED_SECONDS: Final = 600.0
-"""So long what was written is taken to be there."""
+"""Time for which written objects are assumed to exist."""
 _TOKEN_LIFETIME: Final = timedelta(hours=72)
 _RENEWED_AFTER: Final = 1 / 3
 
@@ -49,7 +49,7 @@ class _KeptToken:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What was written for an mcm, and until when it is taken to be there."""
+    """Objects that were written for an mcm, and the time until which they are assumed to exist."""
 
     account: Account
     until: float
@@ -57,26 +57,26 @@ class _Written:
 
 
 class McmIdentities:
-    """Makes ServiceAccounts of dedicated mcm with their rights, which go by the uid of the registration.
+    """ServiceAccounts of dedicated mcm and their rights, which are labelled with the uid of the registration.
 
-    Call `load` before anything else. Rights end with their registration in any case, by its ownerReference.
+    Call `load` before any other method. The rights end with their registration in any case, through the ownerReference.
     """
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._holders: set[str] = set()
         self._changed: set[str] = set()
-        """Whose rights were changed since the last `load` began."""
+        """Uids of registrations whose rights were changed since the last `load` began."""
         self._written: dict[str, _Written] = {}
         self._tokens: dict[Account, _KeptToken] = {}
         self._uids: dict[Account, str] = {}
 
     async def load(self) -> None:
-        """Read who has rights."""
+        """List the registrations whose mcm has rights."""
         self._changed.clear()
         roles = await self._client.list(CLUSTER_ROLES, label_selector=_UID_LABEL)
         listed = {item["metadata"]["labels"][_UID_LABEL] for item in roles.items}
-        # What was changed while the list was on its way is known better here than in it.
+        # Changes made during the list request are newer than the list.
         self._holders = (listed - self._changed) | (self._holders & self._changed)
 
     def holders(self) -> set[str]:
@@ -84,13 +84,17 @@ class McmIdentities:
         return set(self._holders)
 
     async def ensure(self, registration: ResourceModel, *, account: Account) -> None:
-        """Have the ServiceAccount be there, and be the one that may follow the registration."""
+        """Create or update the ServiceAccount and its rights to follow the registration.
+
+        Writes of the last ten minutes are not repeated.
+        """
         uid, now = registration.metadata.uid or "", time.monotonic()
         written = self._written.get(uid)
         if written is not None and written.account == account and now < written.until:
             return
         labels = {REGISTRATION_LABEL: label_value(registration.name)}
-        # First, because a `remove` may run meanwhile, and what that takes away is to be written again.
+        # Recorded before the writes, because a `remove` may run meanwhile. It drops the record, and so has the objects
+        # written again.
         rights = tuple(_rights(registration, labels=labels, account=account))
         self._written[uid] = _Written(account, now + _VERIFIED_SECONDS, rights)
         try:
@@ -101,27 +105,27 @@ class McmIdentities:
             raise
 
     def see(self, event: Event) -> set[str]:
-        """Take in a change of a ServiceAccount, role or binding; returns the registrations whose mcm lacks it now.
+        """Process a change of a ServiceAccount, role or binding. Returns the uids of registrations that lost rights.
 
-        They are returned by their uids. What the operator writes itself comes as it was written, and changes nothing.
+        The operator's own writes match the record and have no effect.
         """
         if event.resource == SERVICE_ACCOUNTS:
             return self._lose(Account(*event.entry.key)) if event.kind == "DELETED" else set()
         broken = set()
         for uid in uids_of(event, label=_UID_LABEL):
-            known = self._written.get(uid)
-            if known is None:
+            record = self._written.get(uid)
+            if record is None:
                 continue
             place = event.resource, event.entry.key
-            body = next((body for kind, body in known.rights if (kind, key_of(body)) == place), None)
+            body = next((body for kind, body in record.rights if (kind, key_of(body)) == place), None)
             if body is not None and (event.kind == "DELETED" or not is_as_written(event.object, body)):
                 del self._written[uid]
                 broken.add(uid)
         return broken
 
     def _lose(self, account: Account) -> set[str]:
-        # `remove` forgets an account before it deletes it.
-        lost = {uid for uid, known in self._written.items() if known.account == account}
+        # `remove` drops the record of an account before it deletes the account.
+        lost = {uid for uid, record in self._written.items() if record.account == account}
         for uid in lost:
             del self._written[uid]
         return lost
@@ -131,7 +135,8 @@ class McmIdentities:
             for resource, body in rights:
                 await apply_rbac(self._client, resource, body)
         finally:
-            # Also where the answer to a write was not heard; and not before, when a `load` may run meanwhile.
+            # Recorded also if the answer to a write was lost. Not recorded before the write, because a concurrent
+            # `load` would drop the record.
             self._holders.add(uid)
             self._changed.add(uid)
 
@@ -139,31 +144,31 @@ class McmIdentities:
         body = {"metadata": {**account._asdict(), "labels": labels}, "automountServiceAccountToken": False}
         uid = (await self._client.apply(SERVICE_ACCOUNTS, body, force=True))["metadata"]["uid"]
         if self._uids.get(account) != uid:
-            # Tokens of a deleted ServiceAccount are worthless.
+            # The tokens of a deleted ServiceAccount are invalid.
             self._tokens.pop(account, None)
         self._uids[account] = uid
 
     async def token(self, account: Account) -> str:
-        """Return a token of the ServiceAccount that is good for hours. Raises BootstrapFailed where none is given."""
+        """Return a token of the ServiceAccount, valid for hours. Raises BootstrapFailed if no token is issued."""
         now = datetime.now(UTC)
-        known = self._tokens.get(account)
-        # A token that was issued after the present time has a clock behind it that was ahead.
-        if known is None or not known.issued_at <= now < known.renew_at:
+        cached = self._tokens.get(account)
+        # An issue time in the future means that the clock was ahead at the time of issue, so the expiry is wrong.
+        if cached is None or not cached.issued_at <= now < cached.renew_at:
             token = await request_token(
                 self._client, service_account=account.name, lifetime=_TOKEN_LIFETIME, namespace=account.namespace
             )
             renew_at = now + (token.expires_at - now) * _RENEWED_AFTER
-            known = self._tokens[account] = _KeptToken(token, issued_at=now, renew_at=renew_at)
-        return known.token.value
+            cached = self._tokens[account] = _KeptToken(token, issued_at=now, renew_at=renew_at)
+        return cached.token.value
 
     def renewed_in(self, account: Account) -> float:
-        """Return in how many seconds the last `token` of the ServiceAccount is to be renewed; 0: it was removed."""
-        known = self._tokens.get(account)
+        """Return the seconds until the token of the ServiceAccount must be renewed; 0 without a valid token."""
+        cached = self._tokens.get(account)
         now = datetime.now(UTC)
-        return (known.renew_at - now).total_seconds() if known is not None and known.issued_at <= now else 0.0
+        return (cached.renew_at - now).total_seconds() if cached is not None and cached.issued_at <= now else 0.0
 
     async def revoke(self, uid: str) -> None:
-        """Take the rights of the mcm of the registration with this uid back, where it has any."""
+        """Delete the rights of the mcm of the registration with this uid, if there are any."""
         if uid not in self._holders:
             return
         self._written.pop(uid, None)
@@ -180,14 +185,14 @@ class McmIdentities:
         self._changed.add(uid)
 
     def forget(self, namespace: str) -> None:
-        """Forget the ServiceAccounts in a namespace that was deleted, so that they are written again."""
-        self._written = {uid: known for uid, known in self._written.items() if known.account.namespace != namespace}
+        """Drop the records of ServiceAccounts in a deleted namespace, so that they are written again."""
+        self._written = {uid: record for uid, record in self._written.items() if record.account.namespace != namespace}
 
     async def remove(self, account: Account) -> None:
-        """Have there be no such ServiceAccount; the tokens of one that was there are worthless."""
+        """Delete the ServiceAccount, which invalidates its tokens."""
         self._tokens.pop(account, None)
         self._uids.pop(account, None)
-        self._written = {uid: known for uid, known in self._written.items() if known.account != account}
+        self._written = {uid: record for uid, record in self._written.items() if record.account != account}
         with contextlib.suppress(NotFound):
             await self._client.delete(SERVICE_ACCOUNTS, account.name, namespace=account.namespace)
 
@@ -195,7 +200,7 @@ class McmIdentities:
 def _rights(
     registration: ResourceModel, *, labels: dict[str, str], account: Account
 ) -> Iterator[tuple[Resource, Object]]:
-    """Describe what gives an mcm its rights, in the order in which it is made."""
+    """Yield the RBAC objects of an mcm, in the order of their creation."""
     uid = registration.metadata.uid or ""
     metadata = {
         "name": _name(uid),

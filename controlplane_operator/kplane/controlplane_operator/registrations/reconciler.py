@@ -1,4 +1,4 @@
-"""Reconciles ControlPlaneRegistration: resolves it, grants its Secret, publishes both as one pair."""
+"""Reconciler of ControlPlaneRegistration: resolves endpoint and Secret, grants the Secret, and publishes the pair."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ _WAITS: Final = frozenset(
 
 
 class ControlPlaneRegistrationReconciler:
-    """Resolves registrations."""
+    """Reconciler that resolves registrations."""
 
     def __init__(
         self, context: OperatorContext, *, switch: EndpointSwitch, mcms: DedicatedMcms, no_dedicated: str | None
     ) -> None:
-        """`no_dedicated` says in a sentence why registrations of mode Dedicated get no mcm; None: they do."""
+        """`no_dedicated` is the reason why registrations of mode Dedicated get no mcm; None if they do."""
         self.failures: Final = Failures(
             context,
             controller="controlplaneregistration",
@@ -85,7 +85,7 @@ class ControlPlaneRegistrationReconciler:
         self._uids = UIDTracker()
 
     async def reconcile(self, key: Key) -> Result | None:
-        """Resolve one registration, or revoke what a deleted one was granted."""
+        """Resolve a registration, or revoke the grants of a deleted registration."""
         obj = self._context.stores.registrations.get(key)
         uid = obj["metadata"]["uid"] if obj is not None else None
         with log_fields(object=f"ControlPlaneRegistration/{key[1]}"):
@@ -105,7 +105,10 @@ class ControlPlaneRegistrationReconciler:
             return result
 
     async def _resolve(self, registration: ControlPlaneRegistration) -> Result | None:
-        """Resolve it, and publish what came of that. Raises ConditionError if all is good but cannot be read again."""
+        """Resolve a registration and publish the outcome.
+
+        Raises ConditionError after a successful publication if the Secret cannot be read again.
+        """
         if is_paused(registration) and not registration.deleting:
             left = "what it resolves to stays as it is"
             conditions = with_pause(registration.status.conditions, of=registration, left=left)
@@ -123,16 +126,16 @@ class ControlPlaneRegistrationReconciler:
             pause = until_first_words(registration, control_plane=control_plane, now=datetime.now(UTC))
             if failure.reason in _WAITS and pause > 0.0:
                 return Result(pause)
-            # First the status stops naming the Secret, then its grant goes.
+            # The status drops the Secret before the grant is removed.
             await self._publish(registration, failure)
             await self._context.access.revoke(registration.metadata.uid or "")
             return None if failure.waits_for_event else Result(jittered(_RETRY_SECONDS))
-        # First, so that nothing runs for it that its deletion could leave behind.
+        # The finalizer comes first, so that a deletion cannot leave a running service behind.
         await self._hold(registration)
         secret = resolution.controllers_secret or resolution.kubeconfig_secret
         await self._context.access.grant(registration, secret=secret, to=self._reader(registration))
         if not self._is_current(registration, resolution):
-            return None  # the change that made it so has the registration looked at again
+            return None  # the change of the control plane enqueues the registration again
         await self._publish(registration, resolution, control_plane=control_plane)
         await self._context.access.revoke(registration.metadata.uid or "", keep=secret)
         if resolution.unreadable is not None:
@@ -142,7 +145,7 @@ class ControlPlaneRegistrationReconciler:
     async def _accept(
         self, registration: ControlPlaneRegistration, *, control_plane: ControlPlane | None
     ) -> Resolution:
-        """Resolve a registration. Raises ConditionError if it could not run even if it were the only one."""
+        """Resolve a registration, without regard to other registrations. Raises ConditionError if it could not run."""
         resolution = resolve(
             registration,
             control_plane=control_plane,
@@ -155,7 +158,7 @@ class ControlPlaneRegistrationReconciler:
     async def _check_services(
         self, registration: ControlPlaneRegistration, *, control_plane: ControlPlane | None
     ) -> None:
-        """Raise ConditionError (ServiceTaken) if another registration has one of the services, or runs it still."""
+        """Raise ConditionError (ServiceTaken) if another registration owns a service, or still runs it."""
         if control_plane is None or not registration.spec.services:
             return
         stores, uid = self._context.stores.registrations, control_plane.metadata.uid or ""
@@ -170,35 +173,39 @@ class ControlPlaneRegistrationReconciler:
         )
 
     async def _claim(self, obj: Object, *, control_plane: ControlPlane) -> ServiceClaim | None:
-        """Return what another registration claims; None if it could not run even if it were the only one.
+        """Return the claim of another registration; None if it could not run even without other registrations.
 
-        So a registration that is not allowed takes no service from one that is.
+        So a registration that is not allowed to run takes no service from a registration that is.
         """
         uid = control_plane.metadata.uid or ""
         try:
             registration = ControlPlaneRegistration.model_validate(obj)
             if is_paused(registration) and not registration.deleting:
-                known = registration.status
-                if not (known.ready and known.control_plane_uid == uid):
+                status = registration.status
+                if not (status.ready and status.control_plane_uid == uid):
                     return None
-                return ServiceClaim.of(registration, services=known.services, control_plane_uid=uid)
+                return ServiceClaim.of(registration, services=status.services, control_plane_uid=uid)
             await self._accept(registration, control_plane=control_plane)
         except (ValidationError, ConditionError, Forbidden, Invalid):
             return None
         return ServiceClaim.of(registration, services=registration.spec.services, control_plane_uid=uid)
 
     async def _hold(self, registration: ControlPlaneRegistration) -> None:
-        """Have a deletion wait until the instance has ended, because another registration may get its services then."""
+        """Add the finalizer, so that a deletion waits for the end of the instance.
+
+        Another registration may get the services after the deletion.
+        """
         if registration.spec.services:
             await add_finalizer(self._context.client, registration, store=self._context.stores.registrations)
 
     async def _let_go(self, registration: PartialRegistration) -> bool:
-        """Let a deleted registration go if nothing runs for it; returns whether it goes.
+        """Remove the finalizer of a deleted registration without an instance. Returns whether it was removed.
 
-        At a control plane that is removed nobody takes over, and its removal waits for instances by itself.
+        The instance of a control plane that is being removed is ignored. No other registration takes over its services,
+        and the removal of the control plane waits for instances itself.
         """
-        held = registration.deleting and FINALIZER in registration.metadata.finalizers
-        if not held or self._is_awaited(registration):
+        is_pending = registration.deleting and FINALIZER in registration.metadata.finalizers
+        if not is_pending or self._is_awaited(registration):
             return False
         await remove_finalizer(self._context.client, registration, store=self._context.stores.registrations)
         return True
@@ -208,7 +215,7 @@ class ControlPlaneRegistrationReconciler:
         if instance is None:
             return False
         served = self._context.stores.control_planes.by("uid", instance.control_plane_uid or "")
-        return any(not found.deleting or is_paused(found) for found in map(as_recorded, served))
+        return any(not control_plane.deleting or is_paused(control_plane) for control_plane in map(as_recorded, served))
 
     def _check_mode(self, registration: ControlPlaneRegistration) -> None:
         if registration.spec.mode is not RegistrationMode.DEDICATED:
@@ -217,40 +224,44 @@ class ControlPlaneRegistrationReconciler:
             raise ConditionError(Reason.DEDICATED_NOT_AVAILABLE, self._no_dedicated)
         uid = registration.metadata.uid or ""
         if eldest_of(mcm_mark(uid), stores=self._context.stores) != uid:
-            said = (
+            message = (
                 "an older registration has the name that its mcm would have by chance; set spec.mode to Shared, or"
                 " delete this registration and create it again"
             )
-            raise ConditionError(Reason.DEDICATED_NOT_AVAILABLE, said)
+            raise ConditionError(Reason.DEDICATED_NOT_AVAILABLE, message)
 
     def _check_former(self, registration: ControlPlaneRegistration, resolution: Resolution) -> None:
-        """Raise ConditionError where nothing serves this one yet, and the mcm of one that is gone may still work
-        there."""
-        known, stores = registration.status, self._context.stores
-        if known.ready and known.control_plane_uid == resolution.control_plane_uid:
+        """Raise ConditionError if an mcm of a deleted registration may still work for the control plane.
+
+        A registration that serves the control plane already passes.
+        """
+        status, stores = registration.status, self._context.stores
+        if status.ready and status.control_plane_uid == resolution.control_plane_uid:
             return
         for component in self._mcms.at(registration.spec.control_plane_ref.name):
             if eldest_of(mark_of(component) or "", stores=stores) is None:
                 former = place(component)
-                said = f"{former.name} in namespace {former.namespace}, mcm of a deleted registration, has to end first"
-                raise ConditionError(Reason.MCM_ENDING, said)
+                message = (
+                    f"{former.name} in namespace {former.namespace}, mcm of a deleted registration, has to end first"
+                )
+                raise ConditionError(Reason.MCM_ENDING, message)
 
     def _reader(self, registration: ControlPlaneRegistration) -> Account:
-        """Return whose instance the Secret is for."""
+        """Return the ServiceAccount of the mcm that needs the Secret."""
         if registration.spec.mode is not RegistrationMode.DEDICATED:
             return self._context.access.shared
         return account_of(mcm_name(registration.spec.control_plane_ref.name, uid=registration.metadata.uid or ""))
 
     def _is_current(self, registration: ControlPlaneRegistration, resolution: Resolution) -> bool:
-        """Tell whether the control plane is still there and awake, now that other things were waited for."""
-        found = self._control_plane(registration)
-        if found is None or found.deleting or found.status.hibernation is not None:
+        """Return whether the control plane still exists and is awake, since earlier steps may have waited."""
+        control_plane = self._control_plane(registration)
+        if control_plane is None or control_plane.deleting or control_plane.status.hibernation is not None:
             return False
-        return found.metadata.uid == resolution.control_plane_uid
+        return control_plane.metadata.uid == resolution.control_plane_uid
 
     def _control_plane(self, registration: ControlPlaneRegistration) -> ControlPlane | None:
         obj = self._context.stores.control_planes.get(("", registration.spec.control_plane_ref.name))
-        # Of one that is not understood, what it published stays.
+        # A control plane with an invalid spec keeps its published values.
         return as_recorded(obj) if obj is not None else None
 
     def _endpoint(self, registration: ControlPlaneRegistration) -> ControlPlaneEndpoint | None:
@@ -265,7 +276,7 @@ class ControlPlaneRegistrationReconciler:
         if secret is None or control_plane is None:
             return SecretStanding.ABSENT
         if secret == control_plane.status.kubeconfig_secret_ref:
-            # A deleted one is back in a moment: no reason to stop the instance.
+            # The operator restores a deleted Secret of its own within a moment, so the instance keeps running.
             return SecretStanding.USABLE
         try:
             return await self._standing_of_other(secret, published=is_published(secret, control_plane=control_plane))
@@ -273,10 +284,10 @@ class ControlPlaneRegistrationReconciler:
             return unreadable
 
     async def _standing_of_other(self, secret: SecretReference, *, published: bool) -> SecretStanding:
-        found = await find_secret(self._context, namespace=secret.namespace, name=secret.name)
-        if found is None:
+        existing = await find_secret(self._context, namespace=secret.namespace, name=secret.name)
+        if existing is None:
             return SecretStanding.ABSENT
-        opened = (found["metadata"].get("labels") or {}).get(ALLOW_REGISTRATION_LABEL) == "true"
+        opened = (existing["metadata"].get("labels") or {}).get(ALLOW_REGISTRATION_LABEL) == "true"
         return SecretStanding.USABLE if opened or published else SecretStanding.NOT_ALLOWED
 
     def _controllers(
@@ -287,11 +298,11 @@ class ControlPlaneRegistrationReconciler:
             return own
         if control_plane is None or control_plane.spec.class_ref is None:
             return None
-        chosen = class_in_force(control_plane, classes=self._context.stores.classes).chosen
-        if chosen is None:
-            # The class is not here yet: what was said before stays in force.
+        chosen_class = class_in_force(control_plane, classes=self._context.stores.classes).chosen
+        if chosen_class is None:
+            # The class is not in the cache yet, so the former settings remain in force.
             return current.status.controllers
-        settings = chosen.spec.controllers
+        settings = chosen_class.spec.controllers
         return settings if settings is not None and settings.chosen else None
 
     async def _publish(
@@ -336,7 +347,7 @@ def _unsupported(registration: ControlPlaneRegistration) -> list[str]:
 
 
 def _resolved(registration: ControlPlaneRegistration) -> str:
-    """Say what follows from a registration being resolved."""
+    """Return the message of condition Ready for a registration that is resolved."""
     if any(service.served for service in registration.spec.services):
         return "services can run"
     return "no service runs: name Controllers or Scheduler in spec.services"

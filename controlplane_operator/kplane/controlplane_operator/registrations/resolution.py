@@ -1,4 +1,4 @@
-"""What a registration resolves to, decided from what it names; pure, so that every order of creation is easy to try."""
+"""Resolution of a registration from the objects that it names. Pure, so that each order of creation is testable."""
 
 from __future__ import annotations
 
@@ -30,16 +30,18 @@ from kplane.controlplane_operator.status.errors import ConditionError
 __all__ = ["Resolution", "SecretStanding", "is_published", "resolve", "secret_wanted", "until_first_words"]
 
 _FIRST_WORDS_SECONDS: Final = 10.0
-"""So long a new registration that only waits says nothing: most are resolved by then, which is their one status."""
+"""Time for which a new registration that waits has no status. Most registrations are resolved within this time, and so
+get a single status.
+"""
 _CREATED_SECONDS: Final = 2.0
-"""So long it says nothing where there is no control plane: both may be created at once, in any order."""
+"""Time without a status if there is no control plane: both objects may be created at once, in any order."""
 _MADE_SECONDS: Final = 30.0
-"""So long it says nothing while its control plane is being made, which takes longer if many are made at once."""
+"""Time without a status while the control plane starts, which takes longer if many start at once."""
 _MAKING: Final = frozenset({Reason.PROVISIONING, Reason.BOOTSTRAPPING})
 
 
 class SecretStanding(Enum):
-    """Whether a registration may use a Secret."""
+    """Permission of a registration to use a Secret."""
 
     USABLE = auto()
     ABSENT = auto()
@@ -56,19 +58,20 @@ class Resolution:
     control_plane_uid: str
     version: str | None
     unreadable: ConditionError | None = None
-    """Why the operator cannot read the Secret any more, which the registration has already."""
+    """Error of the operator while it read the Secret that the registration has already; None if the Secret is readable.
+    """
 
 
 def secret_wanted(
     registration: ControlPlaneRegistration, *, control_plane: ControlPlane | None
 ) -> SecretReference | None:
-    """Return the Secret that the registration would use: its own choice, else the control plane's."""
+    """Return the Secret for the registration: its own choice, otherwise the Secret of the control plane."""
     published = control_plane.status.kubeconfig_secret_ref if control_plane is not None else None
     return registration.spec.kubeconfig_secret_ref or published
 
 
 def is_published(secret: SecretReference, *, control_plane: ControlPlane) -> bool:
-    """Tell whether a Secret is one that kplane publishes for users of the control plane; its keys are not."""
+    """Return whether kplane publishes the Secret for users. The Secrets with the keys are not published."""
     return secret.namespace == management_namespace(control_plane.name) and secret.name in _published(control_plane)
 
 
@@ -85,26 +88,28 @@ def resolve(
 ) -> Resolution:
     """Resolve a registration.
 
-    `endpoint` is the object that spec.endpointRef names, `standing` that of the Secret which `secret_wanted` returned.
-    Raises ConditionError with the reason: ControlPlaneNotFound, ControlPlaneNotReady, EndpointPending, EndpointInvalid,
-    KubeconfigPending, SecretNotFound, SecretNotAllowed, Hibernated or Migrating. `standing` may be an error:
-    that the Secret cannot be read. It is raised unless the registration resolved to this Secret before.
+    `endpoint` is the object that spec.endpointRef names, `standing` the permission to use the Secret of
+    `secret_wanted`. Raises ConditionError with the reason: Deleting, ControlPlaneNotFound, ControlPlaneNotReady,
+    EndpointPending, EndpointInvalid, KubeconfigPending, SecretNotFound, SecretNotAllowed, Hibernated or Migrating.
+    `standing` is an error if the Secret cannot be read. The error is raised unless the registration resolved to this
+    Secret before.
     """
     name = registration.spec.control_plane_ref.name
     if registration.deleting:
-        said = "the registration is being deleted; it goes when its instance has ended"
-        raise ConditionError(Reason.DELETING, said, waits_for_event=True)
+        message = "the registration is being deleted; it goes when its instance has ended"
+        raise ConditionError(Reason.DELETING, message, waits_for_event=True)
     if control_plane is None:
         raise ConditionError(Reason.CONTROL_PLANE_NOT_FOUND, f"control plane {name} does not exist")
     if control_plane.deleting and not is_paused(control_plane):
         raise ConditionError(Reason.CONTROL_PLANE_NOT_READY, f"control plane {name} is being deleted")
     if control_plane.status.hibernation is not None:
-        # Whatever it names itself: an instance would look for an API server that does not run.
+        # Independent of the endpoint that the registration names: an instance would call an API server that does not
+        # run.
         raise ConditionError(Reason.HIBERNATED, f"control plane {name} sleeps; services run when it is awake")
     migration = control_plane.status.migration
     if migration is not None and migration.step in {MigrationStep.ENDING_CONTROLLERS, MigrationStep.CUTTING}:
-        said = f"the data of control plane {name} move; services run when they have"
-        raise ConditionError(Reason.MIGRATING, said, waits_for_event=True)
+        message = f"the data of control plane {name} move; services run when they have"
+        raise ConditionError(Reason.MIGRATING, message, waits_for_event=True)
     url = _endpoint(registration, control_plane=control_plane, endpoint=endpoint)
     secret = secret_wanted(registration, control_plane=control_plane)
     if secret is None:
@@ -113,8 +118,8 @@ def resolve(
     if published.kubeconfig_secret_ref is None:
         raise ConditionError(Reason.CONTROL_PLANE_NOT_READY, f"control plane {name} has not been ready yet")
     unreadable = standing if isinstance(standing, ConditionError) else None
-    known = registration.status
-    if unreadable is not None and not (known.ready and known.resolved_kubeconfig_secret_ref == secret):
+    status = registration.status
+    if unreadable is not None and not (status.ready and status.resolved_kubeconfig_secret_ref == secret):
         raise unreadable
     _check_standing(secret, standing=standing, control_plane=control_plane)
     own = secret == published.kubeconfig_secret_ref
@@ -131,10 +136,11 @@ def resolve(
 def until_first_words(
     registration: ControlPlaneRegistration, *, control_plane: ControlPlane | None, now: datetime
 ) -> float:
-    """Return how many seconds a registration that waits for its control plane may have no status; 0: none.
+    """Return for how many seconds a registration that waits may remain without a status; 0 if none.
 
-    The time begins with the later of the two. Of many control planes that are created at once, most wait for their turn
-    longer than they are made. A control plane without a status has not begun, so there is nothing to repeat.
+    The time starts with the later of two times: the creation, and the last transition of the control plane. If many
+    control planes are created at once, most of them wait longer for their turn than their start takes. A control plane
+    without a status has not started, so the time has not started either.
     """
     created = registration.metadata.creation_timestamp
     if created is None or registration.status.conditions or registration.deleting:
@@ -148,7 +154,7 @@ def until_first_words(
             created = max(created, ready.last_transition_time)
             patience = _MADE_SECONDS if ready.reason in _MAKING else patience
     age = (now - created).total_seconds()
-    # Another machine's clock may be ahead.
+    # A negative age means that the clock of another machine is ahead.
     return patience - age if age >= 0.0 else 0.0
 
 
@@ -157,7 +163,8 @@ def _endpoint(
 ) -> str:
     reference = registration.spec.endpoint_ref
     own = control_plane.spec.endpoint_ref.name if control_plane.spec.endpoint_ref is not None else control_plane.name
-    # By its own endpoint it is reached at what it published: a changed one counts when the Secrets are for it as well.
+    # The endpoint of the control plane itself resolves to the published address. A changed address counts only when the
+    # Secrets are for the new address too.
     if reference is not None and (reference.name != own or control_plane.status.endpoint is None):
         if endpoint is None:
             raise ConditionError(
@@ -170,11 +177,11 @@ def _endpoint(
     ready = next((condition for condition in control_plane.status.conditions if condition.type == "Ready"), None)
     if ready is not None and ready.reason == Reason.ENDPOINT_PENDING:
         raise ConditionError(Reason.ENDPOINT_PENDING, f"control plane {control_plane.name} has no endpoint yet")
-    said = f"control plane {control_plane.name} has not been ready yet"
-    # Each step of a control plane that is being made would be one more status here.
+    message = f"control plane {control_plane.name} has not been ready yet"
+    # Expected reasons are left out: each step of a starting control plane would otherwise cause another status here.
     if ready is not None and ready.reason not in EXPECTED:
-        said = f"{said}: {ready.message or ready.reason}"
-    raise ConditionError(Reason.CONTROL_PLANE_NOT_READY, said)
+        message = f"{message}: {ready.message or ready.reason}"
+    raise ConditionError(Reason.CONTROL_PLANE_NOT_READY, message)
 
 
 def _check_standing(

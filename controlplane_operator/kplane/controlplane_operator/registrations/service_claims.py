@@ -1,8 +1,8 @@
-"""Which registration has each service of one control plane; pure, so that every set of registrations is easy to try.
+"""Assignment of the services of a control plane to registrations. Pure, so that each set of registrations is testable.
 
-Two instances of one service would both write, because they run without leader election. So the oldest registration has
-the service. Of two registrations of the same second, the one that is served already keeps it. A younger one waits, also
-until the instance of the one before has ended.
+Two instances of a service would both write, because they run without leader election. So the oldest registration gets
+the service. Of two registrations created in the same second, the registration that is served already keeps the service.
+A younger registration waits, and also waits for the end of an instance that ran the service before.
 """
 
 from __future__ import annotations
@@ -34,35 +34,40 @@ __all__ = ["ServiceClaim", "check_services", "default_services", "holders", "may
 _REFUSED: Final = frozenset(
     {Reason.SECRET_NOT_FOUND, Reason.SECRET_NOT_ALLOWED, Reason.ENDPOINT_INVALID, Reason.DEDICATED_NOT_AVAILABLE}
 )
-"""Reasons of registrations that keep no default registration away."""
+"""Reasons of registrations that do not prevent a default registration."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceClaim:
-    """A registration's wish for services of one control plane."""
+    """Claim of a registration to services of a control plane."""
 
     name: str
     uid: str
     created: datetime
     services: frozenset[Service]
     served: bool = False
-    """The status of the registration lets all these services run for the control plane already."""
+    """Whether the status of the registration already allows all these services to run for the control plane."""
 
     @classmethod
     def of(cls, registration: ControlPlaneRegistration, *, services: Iterable[Service], control_plane_uid: str) -> Self:
         """Return the claim of a registration to these services of the control plane with this uid."""
-        metadata, claimed, known = registration.metadata, frozenset(services), registration.status
+        metadata, claimed, status = registration.metadata, frozenset(services), registration.status
         created = metadata.creation_timestamp or datetime.max.replace(tzinfo=UTC)
-        served = bool(known.ready) and known.control_plane_uid == control_plane_uid and claimed <= set(known.services)
+        served = (
+            bool(status.ready) and status.control_plane_uid == control_plane_uid and claimed <= set(status.services)
+        )
         return cls(registration.name, metadata.uid or "", created, claimed, served)
 
     @property
     def precedence(self) -> tuple[datetime, bool, str]:
-        """Sort key: the oldest first. Creation times are whole seconds: among equals the served one, then by uid."""
+        """Sort key, the oldest claim first.
+
+        Creation times are whole seconds, so a served claim is preferred, then the uid decides.
+        """
         return self.created, not self.served, self.uid
 
     def priority_over(self, other: Self) -> str:
-        """Return why this claim comes before `other`, as the end of "registration X, which ..."."""
+        """Return the reason why this claim precedes `other`, as the end of "registration X, which ..."."""
         if self.created < other.created:
             return "is older"
         return "was created in the same second and has it already" if self.served else "was created in the same second"
@@ -71,26 +76,26 @@ class ServiceClaim:
 def holders(claims: Iterable[ServiceClaim]) -> dict[Service, ServiceClaim]:
     """Return the holder of each service.
 
-    The oldest claim comes first. Each gets all its services, or none if an older holder has one of them: a registration
-    that does not run keeps no service from others.
+    The oldest claim comes first. A claim gets all its services, or none if an older holder has one of them. So a
+    registration that cannot run keeps no service from other registrations.
     """
-    held: dict[Service, ServiceClaim] = {}
+    holder_by_service: dict[Service, ServiceClaim] = {}
     for claim in sorted(claims, key=lambda claim: claim.precedence):
-        if not held.keys() & claim.services:
-            held.update(dict.fromkeys(claim.services, claim))
-    return held
+        if not holder_by_service.keys() & claim.services:
+            holder_by_service.update(dict.fromkeys(claim.services, claim))
+    return holder_by_service
 
 
 def may_run(registration: PartialRegistration, *, control_plane_uid: str) -> frozenset[Service]:
-    """Return the services that a registration's status lets run for a control plane, or that run there still."""
-    status, found = registration.status, set[Service]()
+    """Return the services that the status allows to run for a control plane, and the services of a running instance."""
+    status, services = registration.status, set[Service]()
     if status.ready and status.control_plane_uid == control_plane_uid:
-        found.update(status.services)
+        services.update(status.services)
     instance = status.instance
     if instance is not None and instance.control_plane_uid == control_plane_uid:
-        # An mcm of an earlier version does not say which.
-        found.update(instance.services or Service)
-    return frozenset(found)
+        # An mcm of an earlier version does not report its services.
+        services.update(instance.services or Service)
+    return frozenset(services)
 
 
 def check_services(
@@ -100,9 +105,10 @@ def check_services(
     claims: Iterable[ServiceClaim],
     others: Collection[PartialRegistration],
 ) -> None:
-    """Raise ConditionError (ServiceTaken) unless all services of a registration are free for it.
+    """Raise ConditionError (ServiceTaken) unless all services of a registration are free.
 
-    `claims` are those of the other registrations of the control plane. `others` are those whose status names it.
+    `claims` are the claims of the other registrations of the control plane. `others` are the registrations whose status
+    names the control plane.
     """
     own = ServiceClaim.of(registration, services=registration.spec.services, control_plane_uid=control_plane_uid)
     control_plane = registration.spec.control_plane_ref.name
@@ -113,9 +119,9 @@ def check_services(
                 f"registration {holder.name}, which {holder.priority_over(own)}, has {service} of control plane"
                 f" {control_plane}; delete one of the two, or remove {service} from spec.services of one",
             )
-    known = registration.status
-    if known.ready and known.control_plane_uid == control_plane_uid and own.services <= set(known.services):
-        return  # it has them already
+    status = registration.status
+    if status.ready and status.control_plane_uid == control_plane_uid and own.services <= set(status.services):
+        return  # the registration has all its services already
     for other in others:
         if other.metadata.uid == own.uid:
             continue
@@ -129,33 +135,34 @@ def check_services(
 
 
 def default_services(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None, stores: Stores) -> list[Service]:
-    """Return the default services of the class that no registration of the control plane provides, or may soon."""
-    wanted = chosen.spec.default_services if chosen is not None else []
-    if not wanted:
+    """Return the default services of the class that no registration of the control plane provides or will provide."""
+    desired = chosen.spec.default_services if chosen is not None else []
+    if not desired:
         return []
     referring = stores.registrations.by("control plane", control_plane.name)
     uid = control_plane.metadata.uid or ""
     claims = [claim for obj in referring if (claim := _prospect(obj, control_plane_uid=uid)) is not None]
     provided = holders(claims)
-    return [service for service in wanted if service not in provided]
+    return [service for service in desired if service not in provided]
 
 
 def _prospect(obj: Object, *, control_plane_uid: str) -> ServiceClaim | None:
-    """Return what a registration provides, or will when its control plane is ready; None if it was refused."""
+    """Return the claim to the services that a registration provides or will provide; None if it was refused."""
     try:
         registration = ControlPlaneRegistration.model_validate(obj)
     except ValidationError:
         return None
-    known = registration.status
+    status = registration.status
     if registration.deleting:
         return None
     if is_paused(registration):
-        if not known.ready:
+        if not status.ready:
             return None
-        return ServiceClaim.of(registration, services=known.services, control_plane_uid=control_plane_uid)
-    ready = find_condition(known.conditions, READY)
+        return ServiceClaim.of(registration, services=status.services, control_plane_uid=control_plane_uid)
+    ready = find_condition(status.conditions, READY)
     reason = ready.reason if ready is not None else None
-    # An endpoint of its own choice may be missing for ever; that of the control plane comes with the control plane.
+    # An endpoint of the registration's own choice may never exist; the endpoint of the control plane comes with its
+    # start.
     if reason in _REFUSED or (reason == Reason.ENDPOINT_PENDING and registration.spec.endpoint_ref is not None):
         return None
     return ServiceClaim.of(registration, services=registration.spec.services, control_plane_uid=control_plane_uid)

@@ -1,1 +1,1 @@
-"""The etcd that virtual control planes share: who administers it, and where its certificates come from."""
+"""The etcd that virtual control planes share: its access control, certificates and storage."""

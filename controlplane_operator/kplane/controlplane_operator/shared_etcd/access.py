@@ -1,4 +1,4 @@
-"""The shared etcd as control planes of mode Virtual use it."""
+"""Access of the operator to a shared etcd of control planes of mode Virtual."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["SharedEtcd"]
 
 
 class SharedEtcd:
-    """The keys in the shared etcd, and the authority that signs its clients.
+    """Keys in the shared etcd, and the CA that signs its client certificates.
 
-    Both may come later than the operator starts; until then each use says what is lacking.
+    Both may arrive after the start of the operator. Until then, each use raises KeyspaceError with the cause.
     """
 
     def __init__(self, endpoint: str, *, namespace: str | None = None) -> None:
-        """Take the URL of the etcd. `namespace` is where its pods are, if it is in this cluster."""
+        """Create the access to the etcd at this URL; `namespace` is that of its pods, if they run in this cluster."""
         self.endpoint: Final = endpoint
         self.namespace: Final = namespace
         self._access: tuple[Keyspace, KeyPair] | None = None
@@ -28,23 +28,26 @@ class SharedEtcd:
 
     @classmethod
     def from_directory(cls, directory: Path, *, endpoint: str) -> Self:
-        """Use the files ca.crt, ca.key, client.crt and client.key, which others keep. Raises OSError without them."""
+        """Read ca.crt, ca.key, client.crt and client.key from a directory that another program maintains.
+
+        Raises OSError if one of them is missing.
+        """
         etcd = cls(endpoint)
         etcd.use(directory, authority=KeyPair((directory / "ca.crt").read_bytes(), (directory / "ca.key").read_bytes()))
         return etcd
 
     @property
     def keyspace(self) -> Keyspace:
-        """The etcd as its administrator. Raises KeyspaceError while the credentials are not there."""
+        """Client of the etcd with the administrator's rights. Raises KeyspaceError until credentials exist."""
         return self._required()[0]
 
     @property
     def authority(self) -> KeyPair:
-        """Signs the etcd's clients. Raises KeyspaceError while the credentials are not there."""
+        """CA that signs client certificates of the etcd. Raises KeyspaceError until credentials exist."""
         return self._required()[1]
 
     async def problem(self) -> str | None:
-        """Ask the etcd, and say what is wrong."""
+        """Check the etcd, and return its problem; None if there is none. Raises KeyspaceError."""
         if self._access is None:
             return self._told()
         problem = await self.keyspace.problem()
@@ -53,12 +56,12 @@ class SharedEtcd:
         return await self.refusal()
 
     async def refusal(self) -> str | None:
-        """Say why no tenant is granted anything in this etcd; None if its version is good. Raises KeyspaceError."""
+        """Return why this etcd must not have tenants; None if its version is supported. Raises KeyspaceError."""
         problem = version_problem(await self.keyspace.version())
         return None if problem is None else f"the shared etcd at {self.endpoint} is refused: {problem}"
 
     def use(self, credentials: Path, *, authority: KeyPair) -> None:
-        """Go on with the ca.crt, client.crt and client.key in a directory."""
+        """Use ca.crt, client.crt and client.key of a directory, and this CA, from the next call on."""
         if self._access is None:
             keyspace = Keyspace(self.endpoint, credentials=credentials)
         else:
@@ -67,7 +70,7 @@ class SharedEtcd:
         self._access = keyspace, authority
 
     def lacks(self, why: str) -> None:
-        """Note why there are no credentials; those that are in use stay in use."""
+        """Record why credentials are missing. Present credentials stay in use."""
         self._lacking = why
 
     async def close(self) -> None:

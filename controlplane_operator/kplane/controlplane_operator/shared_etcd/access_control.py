@@ -1,4 +1,4 @@
-"""Keeps the access control of the shared etcd on, and each control plane's user below its prefix."""
+"""Keeps access control of the shared etcd enabled, and limits the user of each control plane to its prefix."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ __all__ = ["AccessControl"]
 _log: Final = logging.getLogger(__name__)
 
 _PERIOD_SECONDS: Final = 15.0
-"""How long access control may be off, and a user may have other rights, before the operator repairs it."""
+"""Interval in seconds of checks, and so the maximum time until the operator repairs access control and rights."""
 _FULL_EVERY: Final = 20
-"""Every so many periods all users are looked at, whatever etcd says about changes: a restored etcd tells old ones."""
+"""Number of checks after which all users are read, even if etcd reports no change.
+
+A restored etcd may report a revision of access control that the operator has already seen.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +34,9 @@ class _Grant:
 
 
 class AccessControl:
-    """Grants prefixes to users of their owners, remembers which, and repairs what somebody else changes of that.
+    """Grants prefixes to users of their owners, and repairs grants that another client changes.
 
-    Claims, grants and revocations raise KeyspaceError.
+    Grants and revocations raise KeyspaceError.
     """
 
     def __init__(self, etcd: SharedEtcd) -> None:
@@ -44,42 +47,43 @@ class AccessControl:
         self._seen: int | None = None
         self._checks = 0
         self.problem: str | None = None
-        """Why the last check failed, for /readyz."""
+        """Failure of the last check, for /readyz; None if it succeeded."""
 
     def is_granted(self, user: str) -> bool:
-        """Tell whether a prefix was granted to the user, and was not found to be another owner's since."""
+        """Return whether the user has a grant, and no check has found another owner of its prefix."""
         return user in self._granted
 
     async def grant(self, user: str, *, prefix: str, owner: Owner, read_only: bool = False) -> None:
-        """Let a user of the owner read and write below a prefix and nothing else.
+        """Let a user of the owner read and write below a prefix, and no other keys.
 
-        With `read_only` it writes nothing from the return on: etcd is asked each time. Otherwise nothing is asked if
-        that was granted before. Raises PrefixNotOwned unless the prefix was claimed.
+        With `read_only`, the user cannot write from the return on, and each call asks etcd. Otherwise, a repeated grant
+        does not ask etcd again. Raises PrefixNotOwned unless the owner has claimed the prefix.
         """
         grant = _Grant(prefix, owner, read_only)
         if self._granted.get(user) == grant and not read_only:
             return
         await self._etcd.keyspace.ensure_authentication()
         async with self._lock(user):
-            # A call that is cut off may have changed something: the next one asks again.
+            # Forget the grant first: an interrupted call may have changed rights, and the next call must ask etcd
+            # again.
             self._granted.pop(user, None)
             await self._let_in(user, grant)
             self._granted[user] = grant
 
     async def revoke(self, user: str) -> None:
-        """Take a user and its rights away."""
-        # Before the lock: a check that is at this user comes to its end, and one that comes later leaves it out.
+        """Delete a user and its rights."""
+        # Forget the grant before the lock too. A check then skips the user, unless it already repairs this user.
         self._granted.pop(user, None)
         async with self._lock(user):
             self._granted.pop(user, None)
             await self._etcd.keyspace.revoke(user)
 
     def forget(self, user: str) -> None:
-        """Leave a user as it is, and repair nothing of it, until it is granted again."""
+        """Stop repairs of this user until its next grant; its rights in etcd stay."""
         self._granted.pop(user, None)
 
     async def run(self) -> NoReturn:
-        """Check periodically until cancelled. The log and `problem` say what fails."""
+        """Check periodically until cancelled. The log and `problem` report failures."""
         while True:
             try:
                 await self.check()
@@ -93,7 +97,7 @@ class AccessControl:
             await asyncio.sleep(jittered(_PERIOD_SECONDS))
 
     async def check(self) -> None:
-        """Turn access control on if it is off, and repair the rights of all users if any were changed."""
+        """Enable access control if it is off, and repair the rights of all users if etcd reports a change."""
         if not self._granted:
             return
         keyspace = self._etcd.keyspace
@@ -105,7 +109,7 @@ class AccessControl:
             return
         for user in list(self._granted):
             await self._repair(user)
-        # Changes since, our own among them, are looked at by the next check.
+        # The next check covers later changes, which include the operator's own repairs.
         self._seen = revision
 
     async def _repair(self, user: str) -> None:
@@ -119,27 +123,29 @@ class AccessControl:
                         "user %s of the shared etcd had other rights than %s; repaired them", user, grant.prefix
                     )
             except PrefixNotOwned as error:
-                # As after a restore of the etcd. The control plane's next pass claims the prefix, or says whose it is.
+                # The etcd may have been restored. The next pass of the control plane claims the prefix, or reports its
+                # owner.
                 self._granted.pop(user, None)
                 _log.warning("user %s of the shared etcd has no prefix any more: %s", user, error)
 
     async def _let_in(self, user: str, grant: _Grant) -> bool:
-        """Give a user its rights, unless the prefix is not its owner's; tell whether any were changed.
+        """Grant a user its rights if its owner has the prefix; return whether any right was changed.
 
-        No transaction of etcd changes rights. So the owner is compared before and after.
+        The owner is compared before and after, because transactions of etcd cannot change rights. Raises
+        PrefixNotOwned; the rights are then revoked if the prefix has another owner.
         """
         keyspace = self._etcd.keyspace
-        found = await keyspace.owner(grant.prefix)
-        if found == grant.owner:
+        owner = await keyspace.owner(grant.prefix)
+        if owner == grant.owner:
             if not await keyspace.grant(user, prefix=grant.prefix, read_only=grant.read_only):
                 return False
-            found = await keyspace.owner(grant.prefix)
-            if found == grant.owner:
+            owner = await keyspace.owner(grant.prefix)
+            if owner == grant.owner:
                 return True
             await keyspace.revoke(user)
-        elif found is not None:
+        elif owner is not None:
             await keyspace.revoke(user)
-        raise PrefixNotOwned(NotOwned(grant.prefix, found))
+        raise PrefixNotOwned(NotOwned(grant.prefix, owner))
 
     def _lock(self, user: str) -> asyncio.Lock:
         lock = self._locks.get(user)

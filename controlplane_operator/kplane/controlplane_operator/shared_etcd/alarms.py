@@ -1,4 +1,4 @@
-"""Disarms the alarm NOSPACE of a shared etcd once it has room again, such as after the clean-up of a copy."""
+"""Disarms the NOSPACE alarm of a shared etcd once it has free space, for example after the clean-up of a copy."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ _log: Final = logging.getLogger(__name__)
 
 _PERIOD_SECONDS: Final = 30.0
 _AGAIN_SECONDS: Final = 600.0
-"""Each member stops for the time of a defragmentation. So an etcd that fills again is left to its administrator."""
+"""Pause in seconds after a disarmed alarm.
+
+Defragmentation stops each member for some time, so an etcd that fills up again is left to its administrator.
+"""
 
 
 class SpaceAlarms:
-    """Looks for the alarm periodically. While it is raised, etcd refuses the writes of all tenants."""
+    """Checks the alarm periodically. While the alarm is raised, etcd refuses the writes of all tenants."""
 
     def __init__(self, etcd: SharedEtcd) -> None:
-        """Look after this etcd."""
+        """Watch this etcd."""
         self._etcd = etcd
 
     async def run(self) -> NoReturn:
-        """Disarm until cancelled."""
+        """Disarm the alarm if the etcd has free space, until cancelled."""
         while True:
             pause = _PERIOD_SECONDS
             try:
@@ -35,6 +38,6 @@ class SpaceAlarms:
                     _log.warning("the shared etcd at %s was full, and takes writes again", self._etcd.endpoint)
                     pause = _AGAIN_SECONDS
             except KeyspaceError as error:
-                # `EtcdHealth` reports what is wrong with the etcd.
+                # `EtcdHealth` reports problems of the etcd.
                 _log.debug("failed to disarm the shared etcd: %s", error)
             await asyncio.sleep(jittered(pause))

@@ -1,4 +1,4 @@
-"""The certificates of the shared etcd, as the Secrets carry them: entries `<name>.crt` and `<name>.key`."""
+"""Certificates of the shared etcd in Secrets, as entries `<name>.crt` and `<name>.key`."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from kplane.pki.primitives import KeyPair, create_authority, issue_client, issue
 __all__ = ["authority_of", "create_credentials", "renew_credentials", "renew_server", "server_hosts"]
 
 _ROOT: Final = "root"
-"""etcd's administrator: clients and members of etcd are known by the CN of their certificate."""
+"""Administrator of etcd. Clients and members are identified by the CN of their certificates."""
 
 _MEMBERS: Final = 3
-"""As many as the chart runs at most; a certificate may name members that do not exist."""
+"""Maximum number of members in the chart. A certificate may name members that do not exist."""
 
 
 def server_hosts(service: str, *, namespace: str) -> tuple[str, ...]:
-    """Return the names that members are reached under: through the Service, by each other, and from within."""
+    """Return the host names of the members: local ones, that of the Service, and those for their peers."""
     members = (f"{service}-{number}.{service}-peers.{namespace}.svc" for number in range(_MEMBERS))
     return ("localhost", "127.0.0.1", f"{service}.{namespace}.svc", *members)
 
 
 def create_credentials(name: str) -> dict[str, bytes]:
-    """Create an authority of that name, and the client certificate of etcd's administrator."""
+    """Create a CA with this name, and the client certificate of etcd's administrator."""
     authority = create_authority(name[:64])  # RFC 5280, appendix A: a common name has 64 characters at most
     return entries("ca", authority) | entries("client", issue_client(authority, user=_ROOT))
 
 
 def renew_credentials(known: Mapping[str, bytes], *, now: dt.datetime) -> dict[str, bytes]:
-    """Return the same authority, and the same client certificate unless it is due or worth nothing.
+    """Return the same CA with its client certificate, which is renewed if it is due or unusable.
 
-    Raises CredentialsInvalid where the authority is damaged, since everything hangs on it.
+    Raises CredentialsInvalid if the CA is damaged, because all members and clients depend on it.
     """
     authority = authority_of(known)
     client = _kept(known, "client", authority=authority, hosts=(), now=now) or issue_client(authority, user=_ROOT)
@@ -44,9 +44,9 @@ def renew_credentials(known: Mapping[str, bytes], *, now: dt.datetime) -> dict[s
 def renew_server(
     known: Mapping[str, bytes], *, authority: KeyPair, hosts: tuple[str, ...], now: dt.datetime
 ) -> dict[str, bytes]:
-    """Return the authority's certificate, and the same certificate of the members unless it is due or worth nothing.
+    """Return the CA certificate, and the certificate of the members, which is renewed if it is due or unusable.
 
-    Members show it to each other as clients too.
+    Members also use it as their client certificate for each other.
     """
     server = _kept(known, "server", authority=authority, hosts=hosts, now=now) or issue_serving(
         authority, common_name=_ROOT, hosts=hosts, client=True
@@ -55,7 +55,7 @@ def renew_server(
 
 
 def authority_of(credentials: Mapping[str, bytes]) -> KeyPair:
-    """Return the authority. Raises CredentialsInvalid where it is missing or damaged."""
+    """Return the CA. Raises CredentialsInvalid if it is missing or damaged."""
     return read_pair(credentials, "ca")
 
 

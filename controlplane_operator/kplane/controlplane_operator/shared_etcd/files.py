@@ -1,4 +1,4 @@
-"""The client certificate in files, for etcd's client, and for people who run etcdctl in the operator's pod."""
+"""Files with the client certificate, for etcd's client, and for people who run etcdctl in the operator's pod."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _KEPT: Final = 2
 
 
 def write_credentials(directory: Path, credentials: Mapping[str, bytes]) -> Path:
-    """Write the entries that a client needs into a directory of their own below `directory`, and return that one.
+    """Write the client's entries into a subdirectory of `directory`, and return that subdirectory.
 
-    Other credentials go to another directory, so that certificate and key always belong together, however a renewal
-    and the start of a client fall together. The latest of the earlier directories stays for those who still use it.
-    `directory` is made private and belongs to nobody else. Raises OSError.
+    Other credentials go into another subdirectory, so a client never reads the certificate of one renewal and the key
+    of another. The latest earlier subdirectory stays for its readers, and older ones are deleted. `directory` becomes
+    private, and must not have other content. Raises OSError.
     """
     contents = {name: credentials[name] for name in _NAMES}
     place = directory / hashlib.sha256(b"\0".join(contents.values())).hexdigest()[:16]
@@ -36,7 +36,7 @@ def write_credentials(directory: Path, credentials: Mapping[str, bytes]) -> Path
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a private file; one that has the content already is left alone, since somebody may be reading it."""
+    """Write a private file. A file with equal content is not written, because a client may be reading it."""
     if path.is_file() and path.read_bytes() == content:
         return
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:

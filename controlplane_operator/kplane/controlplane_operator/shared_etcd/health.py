@@ -1,4 +1,4 @@
-"""Looks after the health of the shared etcd in the background, so that /readyz has an answer without a request."""
+"""Background checks of the shared etcd, so that /readyz can answer without a request to etcd."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class EtcdHealth:
         """Check this etcd."""
         self._etcd = etcd
         self.problem: str | None = "the shared etcd was not checked yet"
-        """What the last check found; None if all is well."""
+        """Problem that the last check found; None if the etcd is healthy."""
 
     async def run(self) -> NoReturn:
-        """Check until cancelled: each second while there is a problem, else every five."""
+        """Check until cancelled, every second while there is a problem, and otherwise every five seconds."""
         while True:
             self.problem = await self._check()
             await asyncio.sleep(jittered(_PERIOD_SECONDS if self.problem is None else _RETRY_SECONDS))

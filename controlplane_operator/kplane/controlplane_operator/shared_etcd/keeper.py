@@ -1,4 +1,4 @@
-"""Keeps the credentials of a shared etcd that runs beside the operator: in Secrets, and in files for etcd's client."""
+"""Maintains the credentials of a shared etcd beside the operator, in Secrets and in files for etcd's client."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["CredentialsKeeper", "service_endpoint"]
 _log: Final = logging.getLogger(__name__)
 
 _PERIOD_SECONDS: Final = 60.0
-"""A Secret that somebody deleted is there again after this time at most, and a certificate is renewed on its day."""
+"""Interval in seconds in which deleted Secrets are restored, and due certificates are renewed."""
 
 _LABELS: Final = {"app.kubernetes.io/managed-by": "kplane", "app.kubernetes.io/part-of": "kplane"}
 
@@ -49,10 +49,10 @@ def _utc_now() -> datetime:
 
 
 class CredentialsKeeper:
-    """Creates what is missing and renews what is due, beside other operators that do the same.
+    """Creates missing credentials and renews due certificates; several operators may do so at the same time.
 
-    Secret `<service>-credentials` holds the authority and the client certificate of etcd's user root, Secret
-    `<service>-server` what the members mount. The authority lives ten years and is never replaced.
+    Secret `<service>-credentials` has the CA and the client certificate of etcd's user root. Secret `<service>-server`
+    has the certificates that members mount. The CA is valid for ten years, and is never replaced.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class CredentialsKeeper:
         directory: Path,
         now: Callable[[], datetime] = _utc_now,
     ) -> None:
-        """Keep the credentials of `etcd`, whose members run behind `service`.
+        """Maintain the credentials of `etcd`, whose members run behind `service`.
 
-        `directory` is for files, and nobody else's; `now` is the clock that renewal goes by.
+        `directory` is for files, and must not have other users; `now` is the clock for renewals.
         """
         self._client = client
         self._etcd = etcd
@@ -80,7 +80,7 @@ class CredentialsKeeper:
         self._backoff = retry_backoff(first_seconds=0.2)
 
     async def run(self) -> NoReturn:
-        """Look after the credentials until cancelled; what hinders is told by the etcd and in the log."""
+        """Maintain the credentials until cancelled. Failures appear in the log and in the errors of the etcd."""
         while True:
             try:
                 await self.check()
@@ -97,19 +97,20 @@ class CredentialsKeeper:
             await asyncio.sleep(pause)
 
     async def check(self) -> None:
-        """Have Secrets and files be right, once.
+        """Create or update Secrets and files once.
 
-        Raises ProviderError (Conflict: somebody else was quicker), OSError, and CredentialsInvalid where the authority
-        is damaged or lost.
+        Raises ProviderError (Conflict if another operator wrote first), OSError, and CredentialsInvalid if the CA is
+        damaged or lost.
         """
-        # In the order in which they are made: the second one missing while the first is there was lost.
+        # Read the Secret of the server first, because it is created last. If it exists without the other Secret, that
+        # Secret was lost.
         server = await self._find(self._server_name)
-        known = await self._find(self._credentials_name)
-        if known is None:
+        existing = await self._find(self._credentials_name)
+        if existing is None:
             credentials = self._kept or await self._create(signed=server is not None)
         else:
-            credentials = self._renewed(data_of(known))
-        await self._have(self._credentials_name, known=known, data=credentials)
+            credentials = self._renewed(data_of(existing))
+        await self._have(self._credentials_name, known=existing, data=credentials)
         authority = authority_of(credentials)
         members = renew_server(
             data_of(server) if server is not None else {}, authority=authority, hosts=self._hosts, now=self._now()
@@ -119,17 +120,18 @@ class CredentialsKeeper:
         self._kept = credentials
 
     def _renewed(self, known: Mapping[str, bytes]) -> dict[str, bytes]:
-        where = f"Secret {self._namespace}/{self._credentials_name}"
+        secret = f"Secret {self._namespace}/{self._credentials_name}"
         try:
             credentials = renew_credentials(known, now=self._now())
         except CredentialsInvalid as error:
-            raise CredentialsInvalid(f"{where} is damaged: {error}; restore it") from None
+            raise CredentialsInvalid(f"{secret} is damaged: {error}; restore it") from None
         if self._kept is None and renewal_due(credentials["ca.crt"], now=self._now()):
             _log.warning(
-                "the authority in %s is not valid yet, or two thirds of its life have gone: plan its replacement", where
+                "the authority in %s is not valid yet, or two thirds of its life have gone: plan its replacement",
+                secret,
             )
         if self._kept is not None and credentials["ca.crt"] != self._kept["ca.crt"]:
-            _log.warning("%s has another authority now: restart the members of the etcd, so that they trust it", where)
+            _log.warning("%s has another authority now: restart the members of the etcd, so that they trust it", secret)
         return credentials
 
     async def _create(self, *, signed: bool) -> dict[str, bytes]:
@@ -145,13 +147,13 @@ class CredentialsKeeper:
         return create_credentials(f"kplane-{self._service}")
 
     async def _data_evidence(self) -> str | None:
-        """Say which control plane has data in the etcd: one that was published, and is run by kplane."""
-        for found in (await self._client.list(CONTROL_PLANES)).items:
-            spec, status = found.get("spec") or {}, found.get("status") or {}
+        """Return a clause that names a published control plane with data in this etcd; None if there is none."""
+        for obj in (await self._client.list(CONTROL_PLANES)).items:
+            spec, status = obj.get("spec") or {}, obj.get("status") or {}
             home = status.get("home") or {"mode": spec.get("mode", "Virtual")}
             here = home.get("mode") == "Virtual" and home.get("dataStore") is None
             if here and "endpointRef" not in spec and status.get("endpoint"):
-                return f"control plane {found['metadata']['name']} has data there"
+                return f"control plane {obj['metadata']['name']} has data there"
         return None
 
     async def _find(self, name: str) -> Object | None:
@@ -161,7 +163,7 @@ class CredentialsKeeper:
             return None
 
     async def _have(self, name: str, *, known: Object | None, data: Mapping[str, bytes]) -> None:
-        """Have a Secret carry this. Nothing that somebody else wrote since it was read is overwritten: Conflict."""
+        """Create or update a Secret. Raises Conflict if another client has written it since it was read."""
         encoded = {entry: base64.b64encode(content).decode() for entry, content in data.items()}
         if known is None:
             metadata = {"name": name, "namespace": self._namespace, "labels": dict(_LABELS)}

@@ -1,4 +1,4 @@
-"""The shared etcd: a key prefix and a user for each virtual control plane."""
+"""Keys and users in a shared etcd: each virtual control plane has a key prefix and a user."""
 
 from __future__ import annotations
 
@@ -49,21 +49,25 @@ _PREFIX: Final = re.compile(r"(/clusters/|/kplane[.]dev/templates/)[a-z0-9]([-a-
 _ROOT: Final = "root"
 _TIMEOUT_SECONDS: Final = 10.0
 _MEASURED_AT_ONCE: Final = 16 << 20
-"""The largest answer to a measurement. A tenant decides how large its values are, and must not fill our memory."""
+"""Largest answer to a measurement in bytes.
+
+Tenants decide how large their values are, so a limit protects the operator's memory.
+"""
 
 
 def key_prefix(cluster_path: str) -> str:
-    """Return the prefix of a virtual control plane's keys; its slash at the end keeps `a` apart from `aa` and `a-b`.
+    """Return the key prefix of a virtual control plane.
 
-    Raises KeyspaceError where the path cannot be one segment of a key.
+    The slash at its end separates path `a` from `aa` and `a-b`. Raises KeyspaceError if the path is not a valid segment
+    of a key.
     """
     return _checked(f"/clusters/{cluster_path}/")
 
 
 def template_prefix(name: str) -> str:
-    """Return the prefix of a template's keys, where no control plane has its own.
+    """Return the key prefix of a template, outside of all prefixes of control planes.
 
-    Raises KeyspaceError where the name cannot be one segment of a key.
+    Raises KeyspaceError if the name is not a valid segment of a key.
     """
     return _checked(f"{_TEMPLATES}{name}/")
 
@@ -78,28 +82,28 @@ def _checked(prefix: str) -> str:
 
 
 class Keyspace:
-    """The shared etcd, as its administrator: the user `root` by client certificate, on one kept connection.
+    """Administration of a shared etcd, as user `root` with a client certificate, on a persistent connection.
 
-    Every method may be repeated, and goes on where an earlier call was cut off. Each raises KeyspaceError where etcd
-    cannot be reached, does not answer in time or refuses.
+    Each method may be repeated, and continues an earlier call that was interrupted. Methods raise KeyspaceError if etcd
+    is unreachable, refuses, or exceeds the timeout.
     """
 
     def __init__(self, endpoint: str, *, credentials: Path, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
-        """Use the `ca.crt`, `client.crt` and `client.key` of a directory; renewed files are read again.
+        """Use `ca.crt`, `client.crt` and `client.key` of a directory; renewed files are read again.
 
-        `timeout_seconds` is the deadline of each call.
+        `timeout_seconds` is the timeout of each call.
         """
         self.credentials = credentials
         files = Credentials.in_directory(credentials)
         self._client = Client(endpoint, credentials=files, timeout_seconds=timeout_seconds)
-        # A connection of its own: large answers do not delay what reconciles wait for.
+        # A separate connection, so that large answers do not delay calls of reconcilers.
         self._meter = Client(
             endpoint, credentials=files, timeout_seconds=timeout_seconds, receive_at_most=_MEASURED_AT_ONCE
         )
 
     @property
     def endpoint(self) -> str:
-        """The URL of the etcd."""
+        """URL of the etcd."""
         return self._client.endpoint
 
     def use(self, credentials: Path) -> None:
@@ -109,22 +113,22 @@ class Keyspace:
             client.connection.use(Credentials.in_directory(credentials))
 
     async def close(self) -> None:
-        """Close the connection; a later call opens it again."""
+        """Close the connections; a later call opens them again."""
         await self._client.close()
         await self._meter.close()
 
     async def ensure_authentication(self) -> bool:
-        """Turn access control on: from then on every user has its own rights only. Tell whether it was off."""
+        """Enable access control, which limits each user to its own rights; return whether it was off."""
         with _told():
             return await self._client.access.ensure_enabled()
 
     async def access_revision(self) -> int:
-        """Return a number that is another one after each change of users and roles."""
+        """Return the revision of access control, which changes with each change of users and roles."""
         with _told():
             return (await self._client.access.status()).revision
 
     async def problem(self) -> str | None:
-        """Say why the etcd is not healthy; None if it has a leader, answers, and raised no alarm."""
+        """Return why the etcd is unhealthy; None if it answers, has a leader, and has raised no alarm."""
         return await self._client.problem()
 
     async def version(self) -> str:
@@ -133,23 +137,23 @@ class Keyspace:
             return await self._client.version()
 
     async def size_in_use(self) -> int:
-        """Return how many bytes the database has in use, history included."""
+        """Return the number of bytes that the database uses, history included."""
         with _told():
             return await self._client.size_in_use()
 
     async def usage(self, prefix: str, *, share: float) -> Usage:
-        """Measure the keys of a prefix, with pauses: calls take at most this share of the time."""
+        """Measure the keys of a prefix. Calls take at most `share` of the time, and pauses take the rest."""
         with _told():
             return await usage(self._meter, _checked(prefix), share=share)
 
     async def disarm(self) -> bool:
-        """Have an etcd that was full take writes again, if it has room now; tell whether that was needed and done."""
+        """Disarm the NOSPACE alarm of an etcd that has free space again; return whether an alarm was disarmed."""
         credentials = Credentials.in_directory(self.credentials)
         with _told():
             return await disarm(self._client, member=lambda url: Client(url, credentials=credentials))
 
     async def promote_learners(self) -> list[str]:
-        """Give each learner its vote that has started and has the data; returns their names."""
+        """Promote each learner that has started and has the data; return their names."""
         promoted: list[str] = []
         with _told():
             members = await self._client.members.list()
@@ -160,7 +164,7 @@ class Keyspace:
             leader = next((member.client_url for member in members if member.id == number), "")
             if not leader:
                 return promoted
-            # What another member passes on to the leader names no user, and is refused.
+            # Only the leader accepts the call: other members forward it without a user, and the leader refuses it.
             credentials = Credentials.in_directory(self.credentials)
             async with Client(leader, credentials=credentials, timeout_seconds=_TIMEOUT_SECONDS) as client:
                 for member in learners:
@@ -170,23 +174,23 @@ class Keyspace:
         return promoted
 
     async def grant(self, user: str, *, prefix: str, read_only: bool = False) -> bool:
-        """Let a user, known by the CN of its client certificate, read and write below a prefix, and nothing else.
+        """Let a user, identified by the CN of its client certificate, read and write below a prefix, and no other keys.
 
-        With `read_only` it writes nothing from the return on. What else it was allowed before is taken back, and what
-        it may keep is not interrupted. Tell whether something had to be changed.
+        With `read_only`, the user cannot write from the return on. All other rights of the user are revoked, and its
+        remaining rights stay in force meanwhile. Returns whether any right was changed.
         """
         access = self._client.access
-        wanted = Permission.below(_checked(prefix), kind="read" if read_only else "readwrite")
+        desired = Permission.below(_checked(prefix), kind="read" if read_only else "readwrite")
         changed = False
         with _told():
             permissions = await access.permissions_of(user)
-            if permissions != frozenset({wanted}):
+            if permissions != frozenset({desired}):
                 changed = True
                 if permissions is None:
                     await _unless(AlreadyExists, access.add_role(user))
-                await access.grant_permission(user, wanted)
+                await access.grant_permission(user, desired)
                 for other in permissions or ():
-                    if (other.key, other.range_end) != (wanted.key, wanted.range_end):
+                    if (other.key, other.range_end) != (desired.key, desired.range_end):
                         await _unless(NotFound, access.revoke_permission(user, other))
             roles = await access.roles_of(user)
             if roles != (user,):
@@ -200,13 +204,13 @@ class Keyspace:
         return changed
 
     async def revoke(self, user: str) -> None:
-        """Take a user and its rights away."""
+        """Delete a user and its rights."""
         with _told():
             await _unless(NotFound, self._client.access.delete_user(user))
             await _unless(NotFound, self._client.access.delete_role(user))
 
     async def has_user(self, user: str) -> bool:
-        """Tell whether a user exists, whatever it may do."""
+        """Return whether a user exists, with or without rights."""
         with _told():
             return await self._client.access.roles_of(user) is not None
 
@@ -216,14 +220,15 @@ class Keyspace:
             return await self._client.count(_checked(prefix))
 
     async def owner(self, prefix: str) -> Owner | None:
-        """Return who owns a prefix; None if it has no owner key."""
+        """Return the owner of a prefix; None if it has no owner key."""
         with _told():
             return await owner_of(self._client, _checked(prefix))
 
     async def claim(self, prefix: str, *, owner: Owner, known: bool) -> None:
-        """Make a prefix the owner's. One that has keys and no owner goes only to an owner `known` to have made them.
+        """Claim a prefix for the owner.
 
-        Raises PrefixNotOwned.
+        A prefix with keys and without an owner key is only claimed if `known`, which means that the owner wrote these
+        keys. Raises PrefixNotOwned.
         """
         with _told():
             await claim(self._client, _checked(prefix), owner=owner, known=known)
@@ -236,19 +241,19 @@ class Keyspace:
             return await identify(self._client, checked, served=served, given_up=given_up, only_if=guard)
 
     async def take_over(self, prefix: str, *, former: Owner | None, owner: Owner) -> None:
-        """Make a prefix with its keys the owner's, if `former` has it still. Raises PrefixNotOwned."""
+        """Transfer a prefix and its keys to the owner if `former` still owns it. Raises PrefixNotOwned."""
         with _told():
             await take_over(self._client, _checked(prefix), former=former, owner=owner)
 
     async def release(self, prefix: str, *, owner: Owner) -> None:
-        """Give the prefix up if it is the owner's and has no key."""
+        """Release the prefix if the owner has it, and it has no keys."""
         with _told():
             await release(self._client, _checked(prefix), owner=owner)
 
     async def delete_prefix(self, prefix: str, *, owner: Owner) -> int:
-        """Delete every key below a prefix, and that it is the owner's; returns the number of keys.
+        """Delete all keys below a prefix, and its owner key; return the number of keys.
 
-        Raises PrefixNotOwned from the moment at which it is not the owner's; then nothing more is deleted.
+        Raises PrefixNotOwned once the owner no longer has the prefix; no further key is deleted then.
         """
         with _told():
             return await delete_owned(self._client, _checked(prefix), owner=owner)
@@ -259,18 +264,18 @@ class Keyspace:
             return await Template.read(self._client, _checked(prefix))
 
     async def templates(self) -> dict[str, Owner]:
-        """Return the names of all templates, with who owns each."""
+        """Return the owners of all templates, by name."""
         with _told():
-            found = await owned_below(self._client, _TEMPLATES)
-        return {prefix.removeprefix(_TEMPLATES).rstrip("/"): owner for prefix, owner in found.items()}
+            owners = await owned_below(self._client, _TEMPLATES)
+        return {prefix.removeprefix(_TEMPLATES).rstrip("/"): owner for prefix, owner in owners.items()}
 
     async def clone(
         self, original: Original, prefix: str, *, owner: Owner, replaced: str, without: Collection[bytes]
     ) -> bool:
-        """Have the keys of a prefix be a copy made for its owner; False if it has other keys, which stay.
+        """Copy the original to a prefix of the owner; return False if the prefix has other keys, which stay.
 
-        The copy has `replaced` in the place of the original's placeholder, and leaves the keys `without` out. Raises
-        PrefixNotOwned.
+        In the copy, `replaced` takes the place of the original's placeholder, and the keys `without` are omitted.
+        Raises PrefixNotOwned.
         """
         with _told():
             return await clone(
@@ -278,32 +283,32 @@ class Keyspace:
             )
 
     async def lacks_data(self, prefix: str, *, owner: Owner) -> bool:
-        """Tell whether a prefix has no keys, or only those of a copy for this owner that was cut off."""
+        """Return whether a prefix has no keys, or only keys of an unfinished copy for this owner."""
         with _told():
             return await lacks_data(self._client, _checked(prefix), owner=owner)
 
     async def discard_unfinished(self, prefix: str, *, owner: Owner) -> None:
-        """Delete the keys of a copy for this owner that was cut off. Raises PrefixNotOwned."""
+        """Delete the keys of an unfinished copy for this owner. Raises PrefixNotOwned."""
         with _told():
             await discard_unfinished(self._client, _checked(prefix), owner=owner)
 
     async def is_copy(self, prefix: str, *, owner: Owner) -> bool:
-        """Tell whether the keys of a prefix are a finished copy that was made for this owner."""
+        """Return whether the keys of a prefix are a finished copy made for this owner."""
         with _told():
             return await is_copy(self._client, _checked(prefix), owner=owner)
 
     async def uid(self, prefix: str, key: str) -> str | None:
-        """Return the uid of the object with this key of a prefix; None if there is none.
+        """Return the uid of the object with this key below a prefix; None if it does not exist.
 
-        Raises ValueNotRead if the value is none of ours, such as one that is encrypted.
+        Raises ValueNotRead if the value has an unknown encoding, for example if it is encrypted.
         """
         with _told():
-            found = await self._client.get(f"{_checked(prefix)}{key}".encode())
-            return uid_of(found.value) if found is not None else None
+            entry = await self._client.get(f"{_checked(prefix)}{key}".encode())
+            return uid_of(entry.value) if entry is not None else None
 
 
 async def _unless(expected: type[DataError], call: Awaitable[None]) -> None:
-    """Make a call; this error says that there was nothing to do."""
+    """Await the call, and ignore an error of this type, which means that the change was already made."""
     with suppress(expected):
         await call
 

@@ -1,4 +1,4 @@
-"""Gives members that join the chart's etcd their vote, once they have the data."""
+"""Promotes members that join the chart's etcd, once they have the data."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _PERIOD_SECONDS: Final = 5.0
 
 
 class LearnerPromoter:
-    """Looks for learners periodically. The pods add themselves as such: etcd takes one at a time."""
+    """Checks for learners periodically. Pods add themselves as learners, and etcd accepts one learner at a time."""
 
     def __init__(self, etcd: SharedEtcd) -> None:
         """Promote the learners of this etcd."""
         self._etcd = etcd
 
     async def run(self) -> NoReturn:
-        """Promote until cancelled."""
+        """Promote learners until cancelled."""
         while True:
             try:
                 for name in await self._etcd.keyspace.promote_learners():
                     _log.info("%s has a vote in the shared etcd", name)
             except KeyspaceError as error:
-                # `EtcdHealth` reports what is wrong with the etcd.
+                # `EtcdHealth` reports problems of the etcd.
                 _log.debug("failed to promote learners of the shared etcd: %s", error)
             await asyncio.sleep(jittered(_PERIOD_SECONDS))

@@ -1,4 +1,4 @@
-"""Measures what each tenant keeps in the shared etcd, in the background and slowly."""
+"""Measures the storage of each tenant in the shared etcd, slowly and in the background."""
 
 from __future__ import annotations
 
@@ -21,23 +21,25 @@ _log: Final = logging.getLogger(__name__)
 _LOOK_SECONDS: Final = 30.0
 _PERIOD_SECONDS: Final = 600.0
 _GROWTH_BYTES: Final = 64 << 20
-"""If the database grows by so much, all tenants are measured at once: one of them may be filling it."""
+"""Growth of the database after which all tenants are measured at once, because one of them may be filling it."""
 _SHARE: Final = 0.1
-"""Of the time, for calls of the meter. The rest is for others, however much there is to measure."""
+"""Share of the time that calls of the meter may take, for any amount of data."""
 _FAILURES: Final = 3
-"""So many in a row, and the etcd is left alone until the next look."""
+"""Number of consecutive failures after which measurements stop until the next look."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
     usage: Usage | None
-    """None where the first measurement failed."""
+    """Last measurement; None if no measurement has succeeded."""
     at: float
 
 
 class StorageMeter:
-    """Measures each tenant every ten minutes, and remembers what it found. One that has reached its quota is measured
-    every 30 seconds: a gateway refuses what it writes until it has made room.
+    """Measures each tenant every ten minutes, and keeps the last result.
+
+    A tenant that has reached its quota is measured every 30 seconds, because a gateway refuses its writes until it
+    frees space.
     """
 
     def __init__(
@@ -48,7 +50,11 @@ class StorageMeter:
         is_full: Callable[[str], bool],
         measured: Callable[[str], None],
     ) -> None:
-        """`tenants` returns the prefix of each tenant, by its uid. The others are called with a uid."""
+        """Create the meter; `tenants` returns the prefix of each tenant by uid.
+
+        `is_full` returns whether the tenant with a uid has reached its quota. `measured` is called with a uid after a
+        measurement.
+        """
         self._etcd = etcd
         self._tenants = tenants
         self._is_full = is_full
@@ -58,16 +64,16 @@ class StorageMeter:
         self._problem: str | None = None
 
     def usage(self, uid: str) -> Usage | None:
-        """Return what was measured last; None if nothing was yet."""
-        known = self._known.get(uid)
-        return known.usage if known is not None else None
+        """Return the last measurement of a tenant; None if there is none."""
+        measurement = self._known.get(uid)
+        return measurement.usage if measurement is not None else None
 
     def know(self, uid: str, usage: Usage) -> None:
-        """Take for measured what was just written for a new tenant."""
+        """Record the size of the keys that were just written for a new tenant, as if they had been measured."""
         self._known[uid] = _Measured(usage, time.monotonic())
 
     async def run(self) -> NoReturn:
-        """Measure until cancelled. The log says what fails."""
+        """Measure until cancelled. The log reports failures."""
         while True:
             try:
                 await self.look()
@@ -76,17 +82,17 @@ class StorageMeter:
             await asyncio.sleep(jittered(_LOOK_SECONDS))
 
     async def look(self) -> None:
-        """Measure the tenants whose turn it is. Raises KeyspaceError if the etcd does not answer."""
+        """Measure the tenants that are due. Raises KeyspaceError if the etcd does not answer."""
         tenants = self._tenants()
-        self._known = {uid: known for uid, known in self._known.items() if uid in tenants}
+        self._known = {uid: measurement for uid, measurement in self._known.items() if uid in tenants}
         if not tenants:
             return
         due = self._due(tenants, all_of_them=await self._has_grown())
         failed = 0
         for uid in due:
-            known = self.usage(uid)
+            measurement = self.usage(uid)
             try:
-                known = await self._etcd.keyspace.usage(tenants[uid], share=_SHARE)
+                measurement = await self._etcd.keyspace.usage(tenants[uid], share=_SHARE)
             except KeyspaceError as error:
                 failed += 1
                 self._fails(str(error))
@@ -95,16 +101,19 @@ class StorageMeter:
             else:
                 failed = 0
                 self._problem = None
-            self._known[uid] = _Measured(known, time.monotonic())
+            self._known[uid] = _Measured(measurement, time.monotonic())
             self._told(uid)
 
     def _due(self, tenants: Mapping[str, str], *, all_of_them: bool) -> list[str]:
-        """Return who is to be measured, the smallest first: a large tenant delays only itself."""
-        now, known = time.monotonic(), self._known
+        """Return the uids of tenants that are due, by size: a large tenant then delays no smaller one."""
+        now, measurements = time.monotonic(), self._known
         due = [
             uid
             for uid in tenants
-            if all_of_them or uid not in known or now - known[uid].at >= _PERIOD_SECONDS or self._is_full(uid)
+            if all_of_them
+            or uid not in measurements
+            or now - measurements[uid].at >= _PERIOD_SECONDS
+            or self._is_full(uid)
         ]
 
         def size(uid: str) -> int:
@@ -114,7 +123,7 @@ class StorageMeter:
         return sorted(due, key=size)
 
     async def _has_grown(self) -> bool:
-        """Tell whether the database grew much since this was last true. Its size falls with each compaction."""
+        """Return whether the database has grown by 64 MiB since the last growth. Compaction lowers the base."""
         size = await self._etcd.keyspace.size_in_use()
         grown = self._size is not None and size >= self._size + _GROWTH_BYTES
         self._size = size if self._size is None or grown else min(size, self._size)

@@ -1,4 +1,4 @@
-"""What of a measurement goes into the status, and what a quota says of it."""
+"""Storage usage in the status of control planes, and the condition of their quota."""
 
 from __future__ import annotations
 
@@ -17,26 +17,31 @@ _NEAR: Final = 0.8
 _SHARE: Final = 0.1
 _LEAST_BYTES: Final = 1 << 20
 _LEAST_KEYS: Final = 100
-"""Smaller changes than these, and than a tenth, are written down with the next larger one."""
+"""Minimum number of keys for a recorded change.
+
+Changes below these minimums, or below a tenth, are recorded with the next larger change.
+"""
 
 
 def recorded(known: StorageStatus | None, *, usage: Usage | None, quota_bytes: int | None) -> StorageStatus | None:
-    """Return what the status has to say: what it says already, unless a measurement differs enough from that."""
+    """Return the storage status: the recorded one, or that of the measurement if the two differ enough."""
     if known is not None and known.quota_bytes != quota_bytes:
         known = known.model_copy(update={"quota_bytes": quota_bytes})
     if usage is None:
         return known
-    found = StorageStatus(keys=usage.keys, bytes=usage.bytes, quota_bytes=quota_bytes)
-    if known is None or _reason(known) != _reason(found):
-        return found
-    moved = _moved(known.bytes, found.bytes, least=_LEAST_BYTES) or _moved(known.keys, found.keys, least=_LEAST_KEYS)
-    return found if moved else known
+    measured = StorageStatus(keys=usage.keys, bytes=usage.bytes, quota_bytes=quota_bytes)
+    if known is None or _reason(known) != _reason(measured):
+        return measured
+    moved = _moved(known.bytes, measured.bytes, least=_LEAST_BYTES) or _moved(
+        known.keys, measured.keys, least=_LEAST_KEYS
+    )
+    return measured if moved else known
 
 
 def with_storage(
     conditions: Iterable[Condition], *, of: ControlPlane, storage: StorageStatus | None
 ) -> list[Condition]:
-    """Return the conditions with StorageSufficient=False where the quota is nearly or wholly used, else without it."""
+    """Return the conditions with StorageSufficient=False if 80 % of the quota are used, and otherwise without it."""
     reason = _reason(storage) if storage is not None else None
     if reason is None:
         return [condition for condition in conditions if condition.type != STORAGE_SUFFICIENT]

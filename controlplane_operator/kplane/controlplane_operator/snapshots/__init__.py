@@ -1,1 +1,1 @@
-"""Snapshots of single control planes: taken, kept and deleted as ControlPlaneSnapshots."""
+"""Snapshots of single control planes: creation, storage and deletion of the data of ControlPlaneSnapshots."""

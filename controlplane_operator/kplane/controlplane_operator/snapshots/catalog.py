@@ -1,7 +1,8 @@
-"""The catalogue of snapshots: beside the file of each snapshot, an entry that tells what the file is.
+"""Catalog of snapshots: the storage has an entry with metadata beside the file of each snapshot.
 
-From the entries, an operator of another management cluster makes the ControlPlaneSnapshots again, as Velero's
-BackupSyncController does with backups. A user who may write to the storage may be hostile, so entries are checked.
+From the entries, the operator of another management cluster creates the ControlPlaneSnapshots again, as Velero's
+BackupSyncController does with backups. A user with write access to the storage may be hostile, so entries are
+validated.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _UID: Final = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _ARCHIVE: Final = re.compile(rf"controlplane-(?P<name>[a-z0-9][-.a-z0-9]{{0,252}})-(?P<uid>{_UID})\.age")
 _HIDDEN: Final = re.compile(rf"hidden-(?P<cluster>{_UID})-(?P<uid>{_UID})")
 _LARGEST_BYTES: Final = 64 << 10
-"""Of an entry. It has about 1 KiB, and 70 bytes for each recipient."""
+"""Maximum size of an entry. An entry has about 1 KiB, and 70 bytes for each recipient."""
 _MOST: Final = 1 << 53
-"""Of a revision and of sizes. etcd counts revisions with 63 bits, and a restore begins above the revision."""
+"""Maximum of a revision and of sizes. etcd counts revisions with 63 bits, and a restore begins above the revision."""
 
 _Content = bytes
-"""Another name, because the entry has a field `bytes`."""
+"""Alias of `bytes`, because the entry has a field of that name."""
 _Uid = Annotated[str, StringConstraints(pattern=f"^{_UID}$")]
 _Version = Annotated[str, StringConstraints(max_length=63, pattern=r"^v?\d+\.\d+\.\d+[-+.0-9A-Za-z]*$")]
 _Count = Annotated[int, Field(ge=0, lt=_MOST)]
@@ -42,7 +43,7 @@ def _network(text: str) -> str:
 
 
 class CatalogEntry(ApiModel):
-    """What a restore needs to know of a snapshot, and what tells people which snapshot it is."""
+    """Metadata of a snapshot that a restore needs, and that identifies the snapshot to people."""
 
     format: Literal[1] = 1
     name: ObjectName
@@ -57,7 +58,7 @@ class CatalogEntry(ApiModel):
     revision: _Count
     keys: _Count
     bytes: _Count
-    """Bytes of the keys and values."""
+    """Total size of the keys and values, in bytes."""
     sha256: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
     """The SHA-256 of the encrypted file."""
     service_cidr: Annotated[str, StringConstraints(max_length=43), AfterValidator(_network)] | None = Field(
@@ -67,7 +68,7 @@ class CatalogEntry(ApiModel):
     recipients: Annotated[list[Annotated[str, StringConstraints(max_length=128)]], Field(max_length=100)] = Field(
         default_factory=list
     )
-    """The public keys of age whose private keys open the file. Empty: not known, for a file of an earlier version."""
+    """Public keys of age whose private keys open the file. Empty if unknown, as for a file of an earlier version."""
 
     @classmethod
     def of(
@@ -78,7 +79,7 @@ class CatalogEntry(ApiModel):
         control_plane: str,
         recipients: list[str],
     ) -> Self:
-        """Describe a completed snapshot. Raises BackupFailed if its status does not tell enough."""
+        """Describe a completed snapshot. Raises BackupFailed if its status is incomplete."""
         try:
             return cls.model_validate(
                 {
@@ -94,22 +95,22 @@ class CatalogEntry(ApiModel):
 
     @classmethod
     def read(cls, storage: Storage, archive: ArchiveName) -> Self:
-        """Read the entry of a file. Blocks. Raises BackupFailed and OSError; FileRefused unless the entry is valid."""
+        """Read the entry of a file; blocks. Raises BackupFailed, OSError, and FileRefused if the entry is invalid."""
         content = read_small(storage, archive.entry, limit=_LARGEST_BYTES)
         try:
-            found = cls.model_validate_json(content)
+            entry = cls.model_validate_json(content)
         except ValidationError as error:
             raise FileRefused(f"{archive.entry} is not an entry of the catalogue: {_cause(error)}") from error
-        if (found.name, found.uid) != (archive.name, archive.uid):
+        if (entry.name, entry.uid) != (archive.name, archive.uid):
             raise FileRefused(f"{archive.entry} is the entry of another file")
-        return found
+        return entry
 
     def recorded(self) -> dict[str, object]:
-        """Return the fields of a snapshot's status that the entry has."""
+        """Return the fields of the entry that belong to a snapshot's status."""
         return {name: getattr(self, name) for name in _RECORDED}
 
     def encoded(self) -> _Content:
-        """Return the content of its file."""
+        """Return the entry as JSON, the content of its file."""
         return self.model_dump_json(by_alias=True, exclude_none=True, indent=1).encode() + b"\n"
 
 
@@ -129,18 +130,18 @@ _RECORDED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ArchiveName:
-    """The name of a snapshot's file, and that of its entry beside it."""
+    """Name of a snapshot's file, and of the entry beside the file."""
 
     name: str
-    """Of the ControlPlaneSnapshot that wrote it."""
+    """Name of the ControlPlaneSnapshot that wrote the file."""
     uid: str
-    """Of the same."""
+    """Uid of the ControlPlaneSnapshot that wrote the file."""
 
     @classmethod
     def read(cls, file: str) -> Self | None:
-        """Read the name of a file; None if it is not that of a snapshot."""
-        found = _ARCHIVE.fullmatch(file)
-        return cls(found["name"], found["uid"]) if found is not None else None
+        """Parse the name of a file. Returns None if the file is no snapshot."""
+        match = _ARCHIVE.fullmatch(file)
+        return cls(match["name"], match["uid"]) if match is not None else None
 
     @property
     def file(self) -> str:
@@ -154,19 +155,22 @@ class ArchiveName:
 
 
 def hidden_name(archive: ArchiveName, *, cluster: str) -> str:
-    """Name the file that keeps a management cluster from importing a snapshot; `cluster` is its uid."""
+    """Return the name of the file that keeps a management cluster from importing a snapshot.
+
+    `cluster` is the uid of the management cluster.
+    """
     return f"hidden-{cluster}-{archive.uid}"
 
 
 def is_hidden_name(file: str, *, cluster: str) -> str | None:
-    """Return the uid of the snapshot that such a file of this cluster hides; None for other files."""
-    found = _HIDDEN.fullmatch(file)
-    return found["uid"] if found is not None and found["cluster"] == cluster else None
+    """Return the uid of the snapshot that a file hides from this cluster; None for other files."""
+    match = _HIDDEN.fullmatch(file)
+    return match["uid"] if match is not None and match["cluster"] == cluster else None
 
 
 def write_entry(storage: Storage, archive: ArchiveName, content: bytes) -> None:
-    """Write an entry. Blocks. Raises BackupFailed and OSError."""
-    # A killed operator may have left a part of it.
+    """Write the entry of a file; blocks. Raises BackupFailed and OSError."""
+    # An operator that was killed may have left a partial entry.
     storage.remove(archive.entry)
     with storage.writer(archive.entry) as file:
         file.write(content)

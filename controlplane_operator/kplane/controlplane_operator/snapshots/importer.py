@@ -1,4 +1,4 @@
-"""Makes ControlPlaneSnapshots again from the catalogue, in a management cluster that does not have them.
+"""Import of ControlPlaneSnapshots from the catalog, in a management cluster that lacks the objects.
 
 The rules are those of Velero's BackupSyncController: an entry without an object gets an object, and an imported object
 without its file is deleted. The importer deletes no other object, and no file of a snapshot.
@@ -39,18 +39,18 @@ _FIRST_RETRY_SECONDS: Final = 10.0
 
 
 class SnapshotImporter:
-    """Compares the storage with the objects: at the start of the operator, and every five minutes."""
+    """Importer that compares the storage with the objects at the start of the operator, and then every five minutes."""
 
     def __init__(self, context: OperatorContext, *, storage: SnapshotStorage) -> None:
         self._context = context
         self._storage = storage
         self._refused: dict[str, str] = {}
-        """By name of an entry that is not valid: its content when it was read, as the listing tells it."""
+        """Invalid entries: by name of the entry, the text that the listing had for the file when the entry was read."""
         self._missing: set[str] = set()
-        """Files of imported objects that the last listing did not have."""
+        """Files of imported objects that the last listing lacked."""
 
     async def run(self) -> None:
-        """Work until cancelled. The caches have to be filled."""
+        """Compare until cancelled; return at once if the storage has no catalog. The caches must be filled before."""
         backoff = retry_backoff(first_seconds=_FIRST_RETRY_SECONDS, limit_seconds=_PERIOD_SECONDS)
         while self._storage.has_catalog:
             try:
@@ -66,41 +66,42 @@ class SnapshotImporter:
             await asyncio.sleep(pause)
 
     async def sync(self) -> None:
-        """Compare once. Raises BackupFailed, OSError and ProviderError; what was done until then stays."""
-        # Before the listing: a file that is written or hidden meanwhile is in none, and its object is known.
-        imported = [each for each in self._context.stores.snapshots if imported_from(each) is not None]
-        known = self._known()
+        """Compare once. Raises BackupFailed, OSError and ProviderError; changes made before the error remain."""
+        # Read the cache before the listing: the cache still has the object of a file that is written or hidden during
+        # the listing.
+        imported = [snapshot for snapshot in self._context.stores.snapshots if imported_from(snapshot) is not None]
+        locations = self._known()
         files = await self._storage.files()
         archives = [archive for file in files if (archive := ArchiveName.read(file)) is not None]
         if archives:
             await self._delete_lost(imported, files)
         else:
-            # Such as a volume that is not mounted: its directory is empty.
+            # Without any archive, the volume may not be mounted: its directory is empty then.
             self._missing.clear()
         hidden = await self._hidden(files, archives)
-        known |= self._known()
+        locations |= self._known()
         for archive in archives:
             if archive.entry not in files:
                 await self._describe(archive)
-            elif archive.file not in known and archive.uid not in hidden:
+            elif archive.file not in locations and archive.uid not in hidden:
                 await self._import(archive, content=files[archive.entry])
         self._refused = {name: content for name, content in self._refused.items() if files.get(name) == content}
 
     def _known(self) -> set[str]:
-        """Return the locations of files that objects have, or are about to have."""
-        known = set()
-        for each in self._context.stores.snapshots:
-            known.add(location_of(each) or file_name(PartialSnapshot.of(each)))
-        return known
+        """Return the locations of the files that the objects have or will have."""
+        locations = set()
+        for snapshot in self._context.stores.snapshots:
+            locations.add(location_of(snapshot) or file_name(PartialSnapshot.of(snapshot)))
+        return locations
 
     async def _delete_lost(self, imported: list[Object], files: Mapping[str, str]) -> None:
-        """Delete imported objects whose files are gone: another management cluster deleted its snapshots.
+        """Delete imported objects whose files another management cluster has deleted.
 
-        Two listings in a row have to lack a file, because one may be incomplete.
+        The file must be missing from two listings in a row, because a listing may be incomplete.
         """
         missing, self._missing = self._missing, set()
-        for each in imported:
-            metadata, location = each["metadata"], (each.get("status") or {}).get("location")
+        for snapshot in imported:
+            metadata, location = snapshot["metadata"], (snapshot.get("status") or {}).get("location")
             if location is None or "deletionTimestamp" in metadata or location in files:
                 continue
             if location not in missing:
@@ -113,7 +114,7 @@ class SnapshotImporter:
                 continue
 
     async def _hidden(self, files: Mapping[str, str], archives: list[ArchiveName]) -> set[str]:
-        """Return the uids of snapshots that users deleted here, and forget those whose files are gone."""
+        """Return the uids of snapshots that users deleted in this cluster. Removes the markers whose files are gone."""
         cluster, uids = await read_cluster_uid(self._context.client), {archive.uid for archive in archives}
         hidden = {uid for file in files if (uid := is_hidden_name(file, cluster=cluster)) is not None}
         for uid in hidden - uids:
@@ -121,29 +122,30 @@ class SnapshotImporter:
         return hidden
 
     async def _describe(self, archive: ArchiveName) -> None:
-        """Write the entry of a file that an earlier version wrote, if its object is here."""
-        found = self._context.stores.snapshots.get(("", archive.name))
-        if found is None or "deletionTimestamp" in found["metadata"] or location_of(found) != archive.file:
+        """Write the missing entry of a file from an earlier version, if this cluster has the object of the file."""
+        snapshot = self._context.stores.snapshots.get(("", archive.name))
+        if snapshot is None or "deletionTimestamp" in snapshot["metadata"] or location_of(snapshot) != archive.file:
             return
-        status = PartialSnapshot.of(found).status
-        if status.phase is not SnapshotPhase.COMPLETED or found["metadata"]["uid"] != archive.uid:
+        status = PartialSnapshot.of(snapshot).status
+        if status.phase is not SnapshotPhase.COMPLETED or snapshot["metadata"]["uid"] != archive.uid:
             return
         try:
-            # Whose keys open the file is not known any more.
+            # The recipients of the file are not recorded anywhere.
             entry = CatalogEntry.of(
-                archive, status, control_plane=found["spec"]["controlPlaneRef"]["name"], recipients=[]
+                archive, status, control_plane=snapshot["spec"]["controlPlaneRef"]["name"], recipients=[]
             )
-            # Nothing is awaited since the look into the cache, so the file is not about to be deleted.
+            # No await since the read of the cache, so the deletion of the file cannot have begun.
             await self._storage.describe(archive, entry)
         except BackupFailed as error:
             _log.warning("%s", error)
 
     async def _import(self, archive: ArchiveName, *, content: str) -> None:
-        """Make the object of an entry. The reconciler takes its status from the entry."""
+        """Create the object of an entry. The reconciler copies the status from the entry."""
         if self._refused.get(archive.entry) == content:
             return
         try:
-            # An entry is deleted before its object goes. So an object that a user deleted since the listing has none.
+            # The deletion of a snapshot removes the entry before the object. So an object that a user deleted after the
+            # listing has no entry any more.
             entry = await self._storage.entry(archive)
         except (BackupFailed, OSError) as error:
             if isinstance(error, FileRefused):
@@ -156,7 +158,7 @@ class SnapshotImporter:
                 "annotations": {IMPORTED_FROM_ANNOTATION: archive.file},
                 "finalizers": [FINALIZER],
             },
-            # The other management cluster may be alive, and need the file.
+            # The other management cluster may still run, and need the file.
             "spec": {"controlPlaneRef": {"name": entry.control_plane}, "deletionPolicy": DeletionPolicy.RETAIN},
         }
         for name in possible_names(archive.name, uid=archive.uid):
@@ -167,7 +169,8 @@ class SnapshotImporter:
             except AlreadyExists:
                 continue
             except (Invalid, Forbidden) as error:
-                # Such as a policy of this cluster. It keeps no other snapshot out.
+                # A policy of this cluster may reject the object, for example. Other snapshots are imported
+                # nevertheless.
                 self._refused[archive.entry] = content
                 _log.warning("failed to import snapshot %s: %s", archive.file, error)
                 return

@@ -1,4 +1,4 @@
-"""Snapshots that are being written: a bounded number at once, and one for each control plane."""
+"""Background jobs that write or restore data: a bounded number at once, and one for each control plane."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ from typing import Final
 __all__ = ["SnapshotJobs"]
 
 _AT_ONCE: Final = 2
-"""Each holds some ten megabytes, and reads from an etcd that serves tenants."""
+"""Maximum number of jobs at once. Each job holds some ten megabytes, and reads from an etcd that serves tenants."""
 
 
 class SnapshotJobs:
-    """Work that takes longer than one look at an object. `run` has to run."""
+    """Background tasks for work that takes longer than one reconcile. `run` must be running."""
 
     def __init__(self, *, at_once: int = _AT_ONCE) -> None:
         self._at_once = at_once
         self._busy: dict[str, tuple[str, asyncio.Task[None]]] = {}
-        """By uid of the snapshot: uid of its control plane."""
+        """By uid of the object: the uid of its control plane, and the task of the job."""
         self._closed = False
 
     def has(self, uid: str) -> bool:
-        """Tell whether the snapshot of this uid is being written."""
+        """Return whether a job of this uid is running."""
         return uid in self._busy
 
     def start(self, uid: str, *, of: str, work: Callable[[], Awaitable[None]]) -> bool:
-        """Begin; False if it is not its turn. `of` is the uid of its control plane. `work` raises nothing."""
+        """Start a job. Returns False if the limit is reached, or if another job of the control plane is running.
+
+        `of` is the uid of the control plane. `work` must not raise. Returns False also after the end of `run`.
+        """
         if self._closed or len(self._busy) >= self._at_once or any(busy == of for busy, _ in self._busy.values()):
             return False
         task = asyncio.create_task(self._work(uid, work), name=f"snapshot {uid}")
@@ -35,13 +38,13 @@ class SnapshotJobs:
         return True
 
     async def cancel(self, uid: str) -> None:
-        """End the writing of a snapshot; returns when it has ended."""
-        if (found := self._busy.get(uid)) is not None:
-            found[1].cancel()
-            await asyncio.wait([found[1]])
+        """Cancel a job, and wait for its end."""
+        if (job := self._busy.get(uid)) is not None:
+            job[1].cancel()
+            await asyncio.wait([job[1]])
 
     async def run(self) -> None:
-        """Wait until cancelled, and end what is being written then."""
+        """Wait until cancelled, and then cancel all jobs and wait for their end."""
         try:
             await asyncio.Event().wait()
         finally:

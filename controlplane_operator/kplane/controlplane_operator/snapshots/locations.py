@@ -1,4 +1,4 @@
-"""Where the file of a ControlPlaneSnapshot is, and which names a snapshot can get."""
+"""Locations of the files of ControlPlaneSnapshots, and names for the objects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST_NAME: Final = 253
 
 
 def file_name(snapshot: ControlPlaneSnapshot | PartialSnapshot) -> str:
-    """Return the name of the file that the operator writes: by uid, so that no two snapshots have the same."""
+    """Return the name of the file that the operator writes. The name contains the uid, so each snapshot has its own."""
     return ArchiveName(snapshot.name, snapshot.metadata.uid or "").file
 
 
@@ -34,6 +34,10 @@ def location_of(obj: Object) -> str | None:
 
 
 def possible_names(name: str, *, uid: str) -> tuple[str, str]:
-    """Return the names that an object can get: its own, and one with a part of `uid` if another object has that."""
+    """Return the two candidates for the name of an object.
+
+    The first candidate is the name itself. The second has a part of `uid`, for the case that another object has the
+    name.
+    """
     suffix = f"-{uid[:_UID_LENGTH]}"
     return name, f"{name[: _LONGEST_NAME - len(suffix)]}{suffix}"

@@ -1,4 +1,4 @@
-"""Tells Prometheus how old the newest snapshot of each control plane with a schedule is."""
+"""Prometheus metrics: age of the newest snapshot of each control plane with a schedule."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["SnapshotMetrics"]
 
 
 class SnapshotMetrics(Collector):
-    """Reads the caches whenever asked, so that a control plane that is gone leaves no series behind."""
+    """Collector that reads the caches at each scrape. A deleted control plane leaves no series behind."""
 
     def __init__(self, stores: Stores, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._stores = stores
@@ -46,15 +46,20 @@ class SnapshotMetrics(Collector):
                 continue
             completed = [
                 datetime.fromisoformat(status["completionTime"])
-                for each in scheduled_of(control_plane, stores=self._stores)
-                if (status := each.get("status") or {}).get("phase") == SnapshotPhase.COMPLETED
+                for snapshot in scheduled_of(control_plane, stores=self._stores)
+                if (status := snapshot.get("status") or {}).get("phase") == SnapshotPhase.COMPLETED
                 and "completionTime" in status
             ]
-            good = max((time for time in completed if time <= self._now()), default=created)
-            newest.add_metric([control_plane.name], good.timestamp())
+            newest_time = max((time for time in completed if time <= self._now()), default=created)
+            newest.add_metric([control_plane.name], newest_time.timestamp())
             due.add_metric([control_plane.name], last.timestamp())
         yield from (newest, due)
 
     def _any(self) -> bool:
-        """Whether any class has a schedule: to read all control planes takes time in which nothing else happens."""
-        return any((each.get("spec") or {}).get("snapshots") for each in self._stores.classes)
+        """Return whether any class has a schedule.
+
+        Without a schedule, the read of all control planes, which blocks the event loop, is skipped.
+        """
+        return any(
+            (control_plane_class.get("spec") or {}).get("snapshots") for control_plane_class in self._stores.classes
+        )

@@ -1,4 +1,4 @@
-"""Reads a snapshot from the storage as a stream, decrypted and checked against the SHA-256 that its object has."""
+"""Stream of a snapshot from the storage, decrypted and compared with the SHA-256 in the status of its object."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from kplane.data import Archived, ArchiveReader, Pair
 __all__ = ["OpenedSnapshot"]
 
 _PIECES = 16
-"""Of 64 KiB, that wait to be taken."""
+"""Maximum number of pieces of 64 KiB that wait for the reader."""
 
 
 class OpenedSnapshot:
-    """A snapshot that is read once, by a thread that waits for its reader. Memory is bounded."""
+    """Snapshot that is read once. A thread decrypts the file and waits for the reader, so memory is bounded."""
 
     def __init__(
         self, storage: SnapshotStorage, name: str, *, keys: Sequence[pyrage.x25519.Identity], sha256: str
     ) -> None:
-        """A user who may write to the storage can encrypt to its recipients: `sha256` tells what the operator wrote."""
+        """`sha256` is the hash of the file that the operator wrote.
+
+        The hash is necessary because a user with write access to the storage can encrypt files to its recipients.
+        """
         self._storage = storage
         self._name = name
         self._keys = keys
@@ -34,7 +37,7 @@ class OpenedSnapshot:
         self._reader = ArchiveReader()
 
     async def pairs(self) -> AsyncIterator[list[Pair]]:
-        """Read all keys and values. What was read counts only if `end` raises nothing then.
+        """Read all keys and values. The result is valid only if `end` does not raise afterwards.
 
         Raises BackupFailed, ArchiveDamaged and OSError.
         """
@@ -51,7 +54,7 @@ class OpenedSnapshot:
             await asyncio.wait([reading])
 
     def end(self) -> Archived:
-        """Return what was read. Raises ArchiveDamaged unless it is whole."""
+        """Return the totals of the archive. Raises ArchiveDamaged if the archive is incomplete."""
         return self._reader.end()
 
     def _decrypt(self, storage: Storage, sink: _Sink) -> None:
@@ -75,26 +78,26 @@ class _Hashed:
 
     def read(self, size: int = -1, /) -> bytes:
         try:
-            found = self._file.read(size)
+            data = self._file.read(size)
         except Exception as error:
             self.error = error
             raise
-        self._hash.update(found)
-        return found
+        self._hash.update(data)
+        return data
 
     def hexdigest(self) -> str:
         return self._hash.hexdigest()
 
 
 class _Sink:
-    """Takes what a thread writes, and has it wait for who takes the pieces."""
+    """Sink of the thread that decrypts. The thread blocks until the reader takes the pieces."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.pieces: asyncio.Queue[bytes | None] = asyncio.Queue(_PIECES)
         self.error: Exception | None = None
         self._loop = loop
         self._ending: asyncio.Task[None] | None = None
-        """Kept, because the loop does not keep it."""
+        """Reference to the task, because the event loop keeps only a weak reference."""
         self._closed = False
 
     def write(self, data: bytes, /) -> int:
@@ -106,14 +109,14 @@ class _Sink:
         return len(data)
 
     def flush(self) -> None:
-        """Do nothing: each piece is passed on at once."""
+        """Do nothing: `write` passes each piece on at once."""
 
     def ended(self) -> None:
-        """Have the reader see the end, after all pieces."""
+        """Mark the end of the stream for the reader, after all pieces."""
         self._ending = self._loop.create_task(self._put_end())
 
     def close(self) -> None:
-        """Take no more: a write that waits ends, and the next one fails."""
+        """Accept no more pieces: a blocked `write` returns, and the next `write` raises BackupFailed."""
         self._closed = True
         while not self.pieces.empty():
             self.pieces.get_nowait()

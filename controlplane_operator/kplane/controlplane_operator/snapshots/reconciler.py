@@ -1,4 +1,4 @@
-"""Reconciles ControlPlaneSnapshot: writes the file, tries again, and deletes it with its object."""
+"""Reconciler of ControlPlaneSnapshot: writes the file, retries after failures, and deletes the file with its object."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ _NO_STORAGE: Final = (
 
 
 class ControlPlaneSnapshotReconciler:
-    """Has each snapshot written once."""
+    """Reconciler that writes the file of each snapshot once."""
 
     def __init__(
         self, context: OperatorContext, *, sources: Sources, jobs: SnapshotJobs, storage: SnapshotStorage | None
     ) -> None:
-        """`storage` is None where the operator has none."""
+        """`storage` is None if the operator has no storage for snapshots."""
         self.failures: Final = Failures(
             context, controller="controlplanesnapshot", store=context.stores.snapshots, written=PartialSnapshot
         )
@@ -67,7 +67,7 @@ class ControlPlaneSnapshotReconciler:
         self._not_before: dict[str, float] = {}
 
     async def reconcile(self, key: Key) -> Result | None:
-        """Begin to write one snapshot, or delete its file; says in its status where it is."""
+        """Start the job that writes a snapshot, or delete its file, and report the progress in the status."""
         obj = self._context.stores.snapshots.get(key)
         if obj is None:
             return None
@@ -91,7 +91,7 @@ class ControlPlaneSnapshotReconciler:
                 return None
 
     def _required(self) -> SnapshotStorage:
-        # To delete needs it too: a file may be there, which only an operator with that storage can delete.
+        # A deletion needs the storage too: a file may exist that only an operator with this storage can delete.
         if self._storage is None:
             raise BackupFailed(_NO_STORAGE)
         return self._storage
@@ -114,7 +114,7 @@ class ControlPlaneSnapshotReconciler:
         return None
 
     async def _import(self, snapshot: ControlPlaneSnapshot, *, location: str) -> Result | None:
-        """Take the status from the catalogue, and never write the file: the control plane has other data now."""
+        """Copy the status from the catalog. The file is never written, because the control plane has other data now."""
         uid = snapshot.metadata.uid or ""
         try:
             archive, entry = await self._entry(snapshot, location)
@@ -137,7 +137,10 @@ class ControlPlaneSnapshotReconciler:
         return None
 
     async def _entry(self, snapshot: ControlPlaneSnapshot, location: str) -> tuple[ArchiveName, CatalogEntry]:
-        """Read what the catalogue has of a file. A user may have written the location. Raises BackupFailed, OSError."""
+        """Read the catalog's entry of a file.
+
+        A user may have written the location, so the location is checked. Raises BackupFailed and OSError.
+        """
         storage = self._required()
         archive = ArchiveName.read(storage.name_at(location))
         if archive is None or not storage.has_catalog:
@@ -164,7 +167,7 @@ class ControlPlaneSnapshotReconciler:
         return control_plane
 
     async def _save(self, snapshot: ControlPlaneSnapshot, *, of: ControlPlane, storage: SnapshotStorage) -> None:
-        """Write one snapshot, and say what came of it. Raises nothing but CancelledError."""
+        """Write the file of a snapshot, and report the result in the status. Raises only CancelledError."""
         uid = snapshot.metadata.uid or ""
         with log_fields(object=f"ControlPlaneSnapshot/{snapshot.name}"):
             try:
@@ -173,10 +176,11 @@ class ControlPlaneSnapshotReconciler:
                 async with self._sources.open(of) as source:
                     saved = await save_snapshot(source, to=storage, name=file_name(snapshot))
                 status = _completed_status(snapshot, of=of, saved=saved, location=storage.location(file_name(snapshot)))
-                # Before the status: an object that says Completed is one that survives its management cluster.
+                # The entry is written before the status: a snapshot with phase Completed must survive its management
+                # cluster.
                 archive = ArchiveName.read(file_name(snapshot))
                 if archive is not None and storage.has_catalog:
-                    recipients = [str(each) for each in storage.recipients]
+                    recipients = [str(recipient) for recipient in storage.recipients]
                     entry = CatalogEntry.of(archive, status, control_plane=of.name, recipients=recipients)
                     await storage.describe(archive, entry)
                 await self._write(snapshot, **{name: getattr(status, name) for name in type(status).model_fields})
@@ -210,14 +214,14 @@ class ControlPlaneSnapshotReconciler:
         status = ControlPlaneSnapshotStatus.model_validate(
             {**snapshot.status.model_dump(), "observed_generation": snapshot.metadata.generation, **update}
         )
-        known = self._context.stores.snapshots.get(("", snapshot.name))
-        if known is None or known["metadata"]["uid"] != snapshot.metadata.uid:
+        existing = self._context.stores.snapshots.get(("", snapshot.name))
+        if existing is None or existing["metadata"]["uid"] != snapshot.metadata.uid:
             return
-        current = ControlPlaneSnapshot.model_validate(known)
+        current = ControlPlaneSnapshot.model_validate(existing)
         await self._context.status.write(self._context.stores.snapshots, current, status=status)
 
     async def _remove(self, obj: Object) -> Result | None:
-        """Delete the file, then let the object go."""
+        """Delete the file, then remove the finalizer of the object."""
         metadata = obj["metadata"]
         await self._jobs.cancel(metadata["uid"])
         if FINALIZER not in metadata.get("finalizers", ()):
@@ -245,26 +249,26 @@ class ControlPlaneSnapshotReconciler:
         return None
 
     async def _remove_file(self, snapshot: PartialSnapshot, obj: Object) -> None:
-        """Delete the file with its entry in the catalogue, or keep both and remember that the object is deleted.
+        """Delete the file with its entry in the catalog, or keep both and hide the file from further imports.
 
         Raises BackupFailed, OSError and ProviderError.
         """
-        location, known = location_of(obj), snapshot.status.location
-        kept = (obj.get("spec") or {}).get("deletionPolicy") == DeletionPolicy.RETAIN
-        # Without a location in the status, the entry of an imported file was never found to be valid.
-        if location is not None and (kept or known is None):
+        location, recorded_location = location_of(obj), snapshot.status.location
+        is_retained = (obj.get("spec") or {}).get("deletionPolicy") == DeletionPolicy.RETAIN
+        # Without a location in the status, the entry of an imported file was never valid.
+        if location is not None and (is_retained or recorded_location is None):
             await self._hide(location)
             return
         storage = self._required()
         if location is None:
             await storage.remove(file_name(snapshot))
             return
-        others = (each for each in self._context.stores.snapshots if "deletionTimestamp" not in each["metadata"])
-        if not any(location_of(each) == location for each in others):
+        others = (other for other in self._context.stores.snapshots if "deletionTimestamp" not in other["metadata"])
+        if not any(location_of(other) == location for other in others):
             await storage.remove(storage.name_at(location))
 
     async def _hide(self, location: str) -> None:
-        """Keep the file from being imported again at once. A file in another storage is not seen anyway."""
+        """Hide the file from the next import. A file in another kind of storage needs no marker."""
         storage = self._storage
         if storage is None or not storage.has_catalog:
             return
@@ -276,11 +280,11 @@ class ControlPlaneSnapshotReconciler:
             await storage.hide(archive, cluster=await read_cluster_uid(self._context.client))
 
     def _is_restored(self, name: str) -> bool:
-        """Tell whether a control plane is being restored from the snapshot, and so needs its file."""
-        found = self._context.stores.control_planes.by("snapshot", name)
+        """Return whether a control plane is being restored from the snapshot, and so needs the file."""
+        candidates = self._context.stores.control_planes.by("snapshot", name)
         return any(
-            (each.get("status") or {}).get("endpoint") is None and "deletionTimestamp" not in each["metadata"]
-            for each in found
+            (candidate.get("status") or {}).get("endpoint") is None and "deletionTimestamp" not in candidate["metadata"]
+            for candidate in candidates
         )
 
 

@@ -1,6 +1,6 @@
-"""Has new control planes begin with a snapshot, or as the clone of another control plane.
+"""Restore of a snapshot into a new control plane, and clones of other control planes.
 
-`data.copying` writes the data: whole, or begun again. Each write compares the owner key of the prefix.
+`data.copying` writes the data: completely, or from the start again. Each write compares the owner key of the prefix.
 """
 
 from __future__ import annotations
@@ -64,41 +64,44 @@ _ENCRYPTED: Final = (
 
 
 class SnapshotRestorer:
-    """Restores or clones a control plane by one job, however often it is asked."""
+    """Restores or clones of control planes. Repeated calls for a control plane start one job."""
 
     def __init__(
         self, context: OperatorContext, *, jobs: SnapshotJobs, storage: SnapshotStorage | None, sources: Sources
     ) -> None:
-        """`storage` is None where the operator has none."""
+        """`storage` is None if the operator has no storage for snapshots."""
         self._context = context
         self._keys = TenantKeys(context)
         self._jobs = jobs
         self._storage = storage
         self._sources = sources
         self._failed: dict[str, tuple[Reason, str]] = {}
-        """By uid of a control plane: why the last attempt failed. It stays until one succeeds."""
+        """By uid of a control plane: the reason and message of the last failed attempt, until an attempt succeeds."""
         self._reported: set[str] = set()
-        """Uids of control planes whose last failure a reconcile has seen: the next one begins the next attempt."""
+        """Uids of control planes whose last failure was reported. Their next reconcile starts the next attempt."""
         self._read: dict[str, dict[str, bytes]] = {}
-        """By uid of a control plane: its keys, until they are written."""
+        """By uid of a control plane: the keys from the snapshot, until they are written."""
         self._restored: set[str] = set()
-        """Uids of control planes whose data are in their etcd."""
+        """Uids of control planes whose etcd has all restored data."""
 
     async def restore_keys(self, control_plane: ControlPlane) -> None:
-        """Have the Secret of the authorities be that of the snapshot. A clone gets others."""
+        """Create the Secret of the authorities from the snapshot. A clone gets new keys instead.
+
+        Raises ConditionError until the keys were read.
+        """
         uid = control_plane.metadata.uid or ""
         if _source(control_plane).clone or await self._keys.exist(control_plane):
             return
-        if (found := self._read.get(uid)) is None:
+        if (keys := self._read.get(uid)) is None:
             self._begin(control_plane, what="keys", work=lambda: self._read_keys(control_plane))
-        # Not by the job: what is written must not meet the removal of the control plane.
-        await self._keys.restore(control_plane, data=found)
+        # Written here and not in the job, so that the write cannot coincide with the removal of the control plane.
+        await self._keys.restore(control_plane, data=keys)
         del self._read[uid]
 
     async def restore_data(
         self, control_plane: ControlPlane, *, endpoint: str, credentials: Credentials | HeldCredentials, prefix: str
     ) -> None:
-        """Have all data be below this prefix of the control plane's. Raises ConditionError while they are not."""
+        """Restore all data below the prefix of the control plane. Raises ConditionError until all data are written."""
         uid = control_plane.metadata.uid or ""
         if not self._jobs.has(uid):
             try:
@@ -114,22 +117,22 @@ class SnapshotRestorer:
                 self._restored.add(uid)
                 return
             if uid in self._restored:
-                # It begins at revision 1 now, which clients would take for the past.
+                # The etcd begins at revision 1 now. Clients would take new revisions for old ones.
                 raise _failure(control_plane, "its etcd lost the restored data; delete the control plane first")
 
         async def work() -> None:
             async with Client(endpoint, credentials=credentials, timeout_seconds=_CALL_SECONDS) as client:
                 keys, removed = await self._write(control_plane, client=client, prefix=prefix)
             done = "Cloned" if _source(control_plane).clone else "Restored"
-            said = f"{done.lower()} {keys} keys of {_origin_name(control_plane)}"
+            message = f"{done.lower()} {keys} keys of {_origin_name(control_plane)}"
             if removed:
-                said += f", without {removed} references to owners that a clone leaves out"
-            self._context.events.record(control_plane, reason=done, message=said)
+                message += f", without {removed} references to owners that a clone leaves out"
+            self._context.events.record(control_plane, reason=done, message=message)
 
         self._begin(control_plane, what="data", work=work)
 
     def has_restored(self, control_plane: ControlPlane) -> bool:
-        """Tell whether `restore_data` found all data in the etcd."""
+        """Return whether `restore_data` found all data in the etcd."""
         return control_plane.metadata.uid in self._restored
 
     def forget(self, uid: str) -> None:
@@ -140,17 +143,20 @@ class SnapshotRestorer:
         self._restored.discard(uid)
 
     def _begin(self, control_plane: ControlPlane, *, what: str, work: Callable[[], Awaitable[None]]) -> NoReturn:
-        """Have a job do the work, unless it runs. Raises ConditionError that says so, or why the last job failed."""
+        """Start a job for the work, unless a job of the control plane is running.
+
+        Raises ConditionError with the progress, or with the reason why the last job failed.
+        """
         uid = control_plane.metadata.uid or ""
         act = "cloning" if _source(control_plane).clone else "restoring"
-        known, said = self._failed.get(uid), f"{act} the {what} of {_origin_name(control_plane)}"
-        if known is not None and uid not in self._reported:
+        failure, message = self._failed.get(uid), f"{act} the {what} of {_origin_name(control_plane)}"
+        if failure is not None and uid not in self._reported:
             self._reported.add(uid)
         elif not self._jobs.has(uid) and not self._jobs.start(uid, of=uid, work=lambda: self._run(control_plane, work)):
-            said = "other control planes are being restored or cloned; waiting for them"
-        if known is not None:
-            raise _failure(control_plane, known[1], reason=known[0])
-        raise ConditionError(Reason.PROVISIONING, said)
+            message = "other control planes are being restored or cloned; waiting for them"
+        if failure is not None:
+            raise _failure(control_plane, failure[1], reason=failure[0])
+        raise ConditionError(Reason.PROVISIONING, message)
 
     async def _run(self, control_plane: ControlPlane, work: Callable[[], Awaitable[None]]) -> None:
         uid = control_plane.metadata.uid or ""
@@ -158,9 +164,9 @@ class SnapshotRestorer:
             await work()
             self._failed.pop(uid, None)
         except _EXPECTED as error:
-            reason, why = _told(error)
-            self._failed[uid] = reason, why
-            _log.warning("failed to restore control plane %s: %s", control_plane.name, why)
+            reason, message = _told(error)
+            self._failed[uid] = reason, message
+            _log.warning("failed to restore control plane %s: %s", control_plane.name, message)
         except Exception:  # noqa: BLE001 - it is tried again
             self._failed[uid] = Reason.RESTORE_FAILED, "the operator failed; report it, with the operator's log"
             _log.exception("failed to restore control plane %s", control_plane.name)
@@ -169,21 +175,21 @@ class SnapshotRestorer:
 
     async def _read_keys(self, control_plane: ControlPlane) -> None:
         origin = await self._saved(control_plane)
-        # To its end: only then it is known to be the file that was saved.
+        # Read to the end: only then the SHA-256 proves that the operator wrote this file.
         async for _ in origin.pairs():
             pass
         if origin.archived is not None:
             self._read[control_plane.metadata.uid or ""] = _keys_in(origin.archived.header)
 
     async def _write(self, control_plane: ControlPlane, *, client: Client, prefix: str) -> tuple[int, int]:
-        """Write all data, and say in etcd that they are there.
+        """Write all data and mark the copy as complete in etcd.
 
-        Returns the number of keys, and how many references to owners were removed.
+        Returns the number of keys, and the number of references to owners that the clone leaves out.
         """
         restore = _restore(control_plane)
         if restore.begins_at is not None:
             await raise_revision(client, above=restore.begins_at - 1)
-            # At earlier revisions, which clients of the former control plane know, this etcd lacks its data.
+            # Clients of the former control plane may ask for earlier revisions, at which this etcd lacks the data.
             await client.compact(restore.begins_at)
         removed = 0
         if _source(control_plane).clone:
@@ -205,12 +211,12 @@ class SnapshotRestorer:
         await _written(client, origin.pairs(), prefix, control_plane=control_plane, check=check)
 
     async def _clone(self, control_plane: ControlPlane, *, client: Client, prefix: str) -> int:
-        """Write the clone, and return how many references to owners were removed."""
+        """Write the clone. Returns the number of references to owners that were removed."""
         former, uid = _restore(control_plane).control_plane_uid, control_plane.metadata.uid
         cloning = Cloning(nodes=_source(control_plane).nodes, replaced=(former, uid) if former and uid else None)
         async with self._origin(control_plane) as origin:
             size = 0
-            # In threads, because to read a large page takes longer than others may wait.
+            # In threads, because a large page would block the event loop for too long.
             async for pairs in origin.pairs():
                 size += sum(len(key) + len(value) for key, value in pairs)
                 await asyncio.to_thread(cloning.learn, pairs)
@@ -219,16 +225,16 @@ class SnapshotRestorer:
         return cloning.references_removed
 
     async def _check_size(self, control_plane: ControlPlane, *, client: Client, prefix: str, size: int) -> None:
-        """Raise BackupFailed or NoRoom if data of this size are too large for the class, or for the etcd."""
-        followed = class_in_force(control_plane, classes=self._context.stores.classes).chosen
+        """Raise BackupFailed or NoRoom if `size` bytes exceed the quota of the class or the room in etcd."""
+        chosen_class = class_in_force(control_plane, classes=self._context.stores.classes).chosen
         virtual = control_plane.home.mode is ControlPlaneMode.VIRTUAL
-        quota = followed.spec.storage_quota_bytes if virtual and followed is not None else None
+        quota = chosen_class.spec.storage_quota_bytes if virtual and chosen_class is not None else None
         if quota is not None and size > quota:
             raise BackupFailed(
                 f"it has {size} bytes, and its class allows {quota} in the shared etcd: raise"
                 " spec.virtual.storage.quota of the class"
             )
-        # Otherwise an attempt that was cut off would count twice.
+        # The remains of an interrupted attempt would otherwise count twice.
         await discard_unfinished(client, prefix, owner=_owner(control_plane))
         await check_room(client, size=size)
 
@@ -299,7 +305,7 @@ def _origin_name(control_plane: ControlPlane) -> str:
 
 
 def _told(error: BaseException) -> tuple[Reason, str]:
-    """Say why an attempt failed, and what to do."""
+    """Return the reason and message for the error of a failed attempt, with a remedy."""
     match error:
         case ValueEncrypted():
             return Reason.SOURCE_ENCRYPTED, f"{error}{_ENCRYPTED}"

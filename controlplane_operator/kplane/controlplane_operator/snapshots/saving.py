@@ -1,4 +1,4 @@
-"""Writes one snapshot as a stream, encrypted, and reads it again."""
+"""Writing of a snapshot as an encrypted stream, and verification of the file."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["Saved", "save_snapshot"]
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A snapshot that was read again."""
+    """Snapshot whose file was read again after the write."""
 
     archived: Archived
     sha256: str
 
 
 async def save_snapshot(source: Source, *, to: SnapshotStorage, name: str) -> Saved:
-    """Write what the source has to a file of this name, and read it again. Memory is bounded.
+    """Write the data of the source to a file of this name, and verify the file. Memory is bounded.
 
-    Nothing of that name is left after a failure. Raises BackupFailed, DataError and OSError.
+    A failure leaves no file of that name. Raises BackupFailed, DataError and OSError.
     """
     header = {**source.header, "time": datetime.now(UTC).isoformat(timespec="seconds")}
-    made = archive(source.client, source.prefix, header=header)
-    pulled = Pulling(made.chunks(), loop=asyncio.get_running_loop())
+    content = archive(source.client, source.prefix, header=header)
+    pulled = Pulling(content.chunks(), loop=asyncio.get_running_loop())
     await to.remove(name)
     try:
         written = await _write(pulled, to=to, name=name)
@@ -41,9 +41,9 @@ async def save_snapshot(source: Source, *, to: SnapshotStorage, name: str) -> Sa
         with contextlib.suppress(BackupFailed, OSError):
             await to.remove(name)
         raise
-    if made.archived is None:
+    if content.archived is None:
         raise BackupFailed("the data were not read to their end")
-    return Saved(made.archived, written)
+    return Saved(content.archived, written)
 
 
 async def _write(pulled: Pulling, *, to: SnapshotStorage, name: str) -> str:
@@ -58,7 +58,7 @@ async def _write(pulled: Pulling, *, to: SnapshotStorage, name: str) -> str:
 
 
 def _too_slow(pulled: Pulling, *, seconds: float) -> str:
-    """Say which side was slow: etcd, or the storage."""
+    """Return a message that names the slow side: etcd, or the storage."""
     remedy = "use a faster bucket or volume"
     if pulled.waited_seconds > seconds / 2:
         remedy = "give etcd and the operator more processor time, or delete objects of the control plane"

@@ -1,4 +1,4 @@
-"""Makes ControlPlaneSnapshots by the schedule of a class, and deletes the oldest of them."""
+"""Scheduler of ControlPlaneSnapshots: creates snapshots by the schedule of a class, and deletes the oldest."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from kplane.provider.logs import log_fields
 __all__ = ["SnapshotScheduler", "scheduled_of", "settings_of"]
 
 _LONGEST_SECONDS: Final = 3600.0
-"""So long at most until the next look: the clock may be set meanwhile."""
+"""Maximum time until the next reconcile, because the clock may be set meanwhile."""
 
 
 class SnapshotScheduler:
-    """Looks at one control plane at a time: what is due is decided by what there is, never by what was done before."""
+    """Scheduler that derives due snapshots from the existing objects alone, and remembers no former decision."""
 
     def __init__(self, context: OperatorContext, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._context = context
         self._now = now
 
     async def reconcile(self, key: Key) -> Result | None:
-        """Make the snapshot that is due, delete what is too much; returns when the next one is due."""
+        """Create the snapshot that is due and delete surplus ones. Returns the time until the next snapshot is due."""
         obj = self._context.stores.control_planes.get(key)
         if obj is None or not may_need_snapshots(obj, classes=self._context.stores.classes):
             return None
@@ -53,18 +53,19 @@ class SnapshotScheduler:
         if settings is None or schedule is None or is_paused(control_plane):
             return None
         with log_fields(object=f"ControlPlane/{key[1]}"):
-            found = scheduled_of(control_plane, stores=self._context.stores)
-            await self._delete_old(found, retain=settings.retain)
-            return await self._make(control_plane, schedule=schedule, found=found)
+            snapshots = scheduled_of(control_plane, stores=self._context.stores)
+            await self._delete_old(snapshots, retain=settings.retain)
+            return await self._make(control_plane, schedule=schedule, found=snapshots)
 
     async def _make(self, control_plane: ControlPlane, *, schedule: Schedule, found: list[Object]) -> Result | None:
         now, uid = self._now(), control_plane.metadata.uid or ""
         last = schedule.last(now)
-        if any(_phase(each) != SnapshotPhase.COMPLETED for each in found):
-            # It saves what is there when it succeeds. Until then another one would fail likewise.
+        if any(_phase(snapshot) != SnapshotPhase.COMPLETED for snapshot in found):
+            # The pending snapshot will contain the current data as soon as it succeeds. Until then a new snapshot would
+            # fail for the same reason.
             return None
-        # One of the future was made while the clock was wrong.
-        times = [time for each in found if (time := _time(each)) is not None and time <= now]
+        # Ignore a snapshot with a time in the future: it was made while the clock was wrong.
+        times = [time for snapshot in found if (time := _time(snapshot)) is not None and time <= now]
         newest = times[-1] if times else control_plane.metadata.creation_timestamp
         if newest is not None and newest >= last:
             last = schedule.following(now)
@@ -83,7 +84,7 @@ class SnapshotScheduler:
         return Result(_LONGEST_SECONDS)
 
     async def _create(self, body: Object, *, uid: str) -> None:
-        """Create the snapshot, under a longer name if another object has its name, such as an imported one."""
+        """Create the snapshot, under a longer name if another object, such as an imported snapshot, has its name."""
         metadata, snapshots = body["metadata"], self._context.stores.snapshots
         for name in possible_names(metadata["name"], uid=uid):
             named = {**body, "metadata": {**metadata, "name": name}}
@@ -97,30 +98,40 @@ class SnapshotScheduler:
             return
 
     async def _delete_old(self, found: list[Object], *, retain: int) -> None:
-        completed = [each for each in found if _phase(each) == SnapshotPhase.COMPLETED]
-        # Snapshots of the future are not counted: later ones must not go for them. They stay until their time has come,
-        # because the clock that is wrong may be the present one.
-        present = [each for each in completed if (time := _time(each)) is None or not is_future(time, now=self._now())]
-        for each in present[:-retain]:
-            if "deletionTimestamp" not in each["metadata"]:
+        completed = [snapshot for snapshot in found if _phase(snapshot) == SnapshotPhase.COMPLETED]
+        # Snapshots with a time in the future are not counted, so that later snapshots are not deleted in their favour.
+        # They stay until their time has come, because the wrong clock may be the present clock.
+        present = [
+            snapshot
+            for snapshot in completed
+            if (time := _time(snapshot)) is None or not is_future(time, now=self._now())
+        ]
+        for snapshot in present[:-retain]:
+            if "deletionTimestamp" not in snapshot["metadata"]:
                 with contextlib.suppress(NotFound):
-                    await self._context.client.delete(CONTROL_PLANE_SNAPSHOTS, each["metadata"]["name"])
+                    await self._context.client.delete(CONTROL_PLANE_SNAPSHOTS, snapshot["metadata"]["name"])
 
 
 def settings_of(control_plane: ControlPlane, *, stores: Stores) -> SnapshotSettings | None:
-    """Return what the class says of snapshots of this control plane; None where none is to be made."""
+    """Return the snapshot settings of the class. Returns None for a control plane that gets no snapshots."""
     if control_plane.spec.endpoint_ref is not None or control_plane.status.endpoint is None or control_plane.deleting:
         return None
-    chosen = class_in_force(control_plane, classes=stores.classes).chosen
-    return chosen.spec.snapshots if chosen is not None else None
+    chosen_class = class_in_force(control_plane, classes=stores.classes).chosen
+    return chosen_class.spec.snapshots if chosen_class is not None else None
 
 
 def scheduled_of(control_plane: ControlPlane, *, stores: Stores) -> list[Object]:
-    """Return the snapshots that were made of this control plane by schedule, the oldest first."""
-    found = stores.snapshots.by("scheduled for", control_plane.metadata.uid or "")
-    mine = [each for each in found if each["spec"]["controlPlaneRef"]["name"] == control_plane.name]
-    timed = [(time, each["metadata"]["name"], each) for each in mine if (time := _time(each)) is not None]
-    return [each for _, _, each in sorted(timed, key=lambda found: found[:2])]
+    """Return the scheduled snapshots of this control plane, the oldest first."""
+    candidates = stores.snapshots.by("scheduled for", control_plane.metadata.uid or "")
+    snapshots_of_it = [
+        snapshot for snapshot in candidates if snapshot["spec"]["controlPlaneRef"]["name"] == control_plane.name
+    ]
+    timed = [
+        (time, snapshot["metadata"]["name"], snapshot)
+        for snapshot in snapshots_of_it
+        if (time := _time(snapshot)) is not None
+    ]
+    return [snapshot for _, _, snapshot in sorted(timed, key=lambda found: found[:2])]
 
 
 def _phase(snapshot: Object) -> str | None:

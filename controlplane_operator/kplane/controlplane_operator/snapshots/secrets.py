@@ -1,4 +1,4 @@
-"""Keeps the files of small snapshots in the management cluster, each as a few Secrets beside the operator."""
+"""Storage of small snapshots in the management cluster, as a few Secrets in the namespace of the operator."""
 
 from __future__ import annotations
 
@@ -30,38 +30,39 @@ __all__ = ["SecretStorage"]
 _T = TypeVar("_T")
 
 _PIECE_BYTES: Final = 512 << 10
-"""Of one Secret. etcd takes requests of 1.5 MiB."""
+"""Maximum size of the data in a Secret. etcd accepts requests of up to 1.5 MiB."""
 _MOST_PIECES: Final = 8
 _LARGEST_BYTES: Final = _MOST_PIECES * _PIECE_BYTES
 _MOST_BYTES: Final = 128 << 20
-"""Of all files: etcd of a management cluster has 2 GiB by default, and keeps all of it in memory."""
+"""Maximum total size of all files. etcd of a management cluster has 2 GiB by default, and keeps all of it in memory."""
 _CALL_SECONDS: Final = 60.0
-"""Longer than the deadline of the client."""
+"""Timeout of a call from a thread, longer than the timeout of the client."""
 _ADVICE: Final = "set etcd.backup.bucket, or a volume with etcd.backup.accessMode ReadWriteMany"
 _DATA: Final = "data"
 _PIECES: Final = "pieces"
 
 
 class SecretStorage(Storage):
-    """The Secrets of a namespace that have a label for their file. Use it from other threads than the client's loop.
+    """Storage in the Secrets of a namespace that have the label of a file.
 
-    The first Secret of a file is written last, and has the number of all: without it, there is no file.
+    Use the storage only in threads other than that of the client's loop. The first
+    Secret of a file is written last, and has the number of Secrets. Without the first Secret, the file does not exist.
     """
 
     def __init__(self, client: Client, *, namespace: str) -> None:
-        """Make it in the event loop of the client."""
+        """Create the storage in the event loop of the client."""
         self._client = client
         self._namespace = namespace
         self._loop = asyncio.get_running_loop()
 
     @override
     def names(self) -> list[str]:
-        first = [each["metadata"] for each in self._list() if each["metadata"]["name"].endswith("-0")]
+        first = [secret["metadata"] for secret in self._list() if secret["metadata"]["name"].endswith("-0")]
         return sorted(_annotation(metadata, SNAPSHOT_FILE_ANNOTATION) for metadata in first)
 
     @override
     def files(self) -> dict[str, str]:
-        # The Secrets are lost with the objects that name them, so nothing is to be imported from here.
+        # The Secrets are lost together with the objects that refer to them, so an import would never find a file.
         return {}
 
     @override
@@ -72,10 +73,10 @@ class SecretStorage(Storage):
     @contextlib.contextmanager
     def writer(self, name: str) -> Iterator[Writable]:
         self._require_room(1)
-        written = _Bounded(name)
+        buffer = _Bounded(name)
         try:
-            yield written
-            self._write(name, bytes(written.content))
+            yield buffer
+            self._write(name, bytes(buffer.content))
         except BaseException:
             with contextlib.suppress(BackupFailed):
                 self.remove(name)
@@ -88,17 +89,17 @@ class SecretStorage(Storage):
 
     @override
     def remove(self, name: str) -> None:
-        # The first one first: what is left after a crash is no file.
+        # Delete the first Secret first: after a crash, the remaining Secrets are no file.
         for number in range(_MOST_PIECES):
             secret = snapshot_secret_name(name, number=number)
             with contextlib.suppress(NotFound):
                 self._call(self._client.delete(SECRETS, secret, namespace=self._namespace))
 
     def _require_room(self, size: int) -> None:
-        kept = sum(int(_annotation(each["metadata"], SNAPSHOT_BYTES_ANNOTATION) or 0) for each in self._list())
-        if kept + size > _MOST_BYTES:
+        used = sum(int(_annotation(secret["metadata"], SNAPSHOT_BYTES_ANNOTATION) or 0) for secret in self._list())
+        if used + size > _MOST_BYTES:
             raise BackupFailed(
-                f"all snapshots in Secrets may have {_MOST_BYTES >> 20} MiB, and have {kept >> 20} MiB already: delete"
+                f"all snapshots in Secrets may have {_MOST_BYTES >> 20} MiB, and have {used >> 20} MiB already: delete"
                 f" snapshots, or {_ADVICE}"
             )
 
@@ -135,7 +136,7 @@ class SecretStorage(Storage):
         return self._call(listing).items
 
     def _call(self, call: Coroutine[Any, Any, _T]) -> _T:
-        """Wait in this thread for a call of the client. Raises NotFound and BackupFailed."""
+        """Run a call of the client in its loop and wait in this thread. Raises NotFound and BackupFailed."""
         try:
             running = asyncio.run_coroutine_threadsafe(call, self._loop)
         except RuntimeError as error:
@@ -153,7 +154,7 @@ class SecretStorage(Storage):
 
 
 class _Bounded:
-    """Takes the content of a file, up to the largest that is kept."""
+    """Buffer for the content of a file. Raises BackupFailed above the maximum size."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -169,7 +170,7 @@ class _Bounded:
 
 
 class _Pieces:
-    """Reads pieces as one file."""
+    """Reader that joins the pieces of a file."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
@@ -177,12 +178,12 @@ class _Pieces:
 
     def read(self, size: int = -1, /) -> bytes:
         if size < 0:
-            found, self._rest = self._rest + b"".join(self._pieces), b""
-            return found
+            data, self._rest = self._rest + b"".join(self._pieces), b""
+            return data
         while not self._rest and (piece := next(self._pieces, None)) is not None:
             self._rest = piece
-        found, self._rest = self._rest[:size], self._rest[size:]
-        return found
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
 
 
 def _annotation(metadata: Mapping[str, Any], name: str) -> str:

@@ -1,4 +1,4 @@
-"""Where the data and the keys of a control plane are read for a snapshot."""
+"""Reading of the data and keys of a control plane for a snapshot."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from kplane.workloads import Phase, Runtime
 __all__ = ["DEDICATED_PREFIX", "Source", "Sources"]
 
 DEDICATED_PREFIX: Final = "/registry/"
-"""In an etcd that a control plane has for itself."""
+"""Key prefix in an etcd that belongs to a single control plane."""
 _CALL_SECONDS: Final = 30.0
 _PAGE_AT_MOST: Final = 8 << 20
-"""The largest answer. A tenant decides how large its values are, and must not fill our memory."""
+"""Maximum size of an answer, in bytes. Tenants choose the size of their values, and must not fill our memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The etcd of one control plane, and the header of its archive with its keys."""
+    """Etcd of a control plane, and the archive header, which contains the keys of the control plane."""
 
     client: Client
     prefix: str
@@ -38,24 +38,25 @@ class Source:
 
 
 class Sources:
-    """Opens the etcd of each control plane that kplane runs. The API server need not run."""
+    """Opens the etcd of each control plane that kplane runs. The API server does not have to run."""
 
     def __init__(
         self, context: OperatorContext, *, runtime: Runtime, data_stores: Mapping[str | None, SharedEtcd]
     ) -> None:
-        """`data_stores` has the shared etcds by name; the name of the first one is None."""
+        """`data_stores` has the shared etcds by name; the name of the default etcd is None."""
         self._keys = TenantKeys(context)
         self._runtime = runtime
         self._data_stores = data_stores
 
     @contextlib.asynccontextmanager
     async def open(self, control_plane: ControlPlane) -> AsyncIterator[Source]:
-        """Connect, and read the keys. Raises BackupFailed, and errors of the operator, of etcd and of the cluster.
+        """Connect to the etcd, and read the keys.
 
-        Keys are read before the data and once more after them: data are encrypted with keys that are in the header.
+        Raises BackupFailed, and errors of the operator, of etcd and of the cluster. The keys
+        are read before and after the data and compared, because the keys in the header must decrypt the data.
         """
-        found = await self._keys.exported(control_plane)
-        if not found:
+        keys = await self._keys.exported(control_plane)
+        if not keys:
             raise BackupFailed("the Secret with the keys of the control plane is gone; restore it")
         virtual = control_plane.home.mode is ControlPlaneMode.VIRTUAL
         opened = self._virtual(control_plane) if virtual else self._dedicated(control_plane)
@@ -63,8 +64,8 @@ class Sources:
             expected = control_plane.status.data_identity
             if expected is not None and await identity_of(client, prefix) != expected:
                 raise BackupFailed(f"the etcd does not have its data, of identity {expected}: see condition Ready")
-            yield Source(client, prefix, _header(control_plane, keys=found))
-        if await self._keys.exported(control_plane) != found:
+            yield Source(client, prefix, _header(control_plane, keys=keys))
+        if await self._keys.exported(control_plane) != keys:
             raise BackupFailed("the keys of the control plane changed while its data were read")
 
     @contextlib.asynccontextmanager
@@ -77,8 +78,8 @@ class Sources:
         async with _client(shared.endpoint, credentials) as client:
             owner = await owner_of(client, prefix)
             if owner is None or owner.uid != control_plane.metadata.uid:
-                whose = owner.label if owner is not None else "no control plane that is known"
-                raise BackupFailed(f"the data below {prefix} belong to {whose}")
+                holder = owner.label if owner is not None else "no control plane that is known"
+                raise BackupFailed(f"the data below {prefix} belong to {holder}")
             yield client, prefix
 
     @contextlib.asynccontextmanager
@@ -92,8 +93,8 @@ class Sources:
             raise BackupFailed(f"no member of etcd is ready: {self._runtime.state(members[0]).message or members[0]}")
         address = await self._runtime.reserve(ready[0], ports=ETCD_PORTS)
         pair = certificates.etcd_client
-        held = HeldCredentials(ca=authorities.etcd_trust, certificate=pair.certificate, key=pair.key)
-        async with _client(client_url(address), held) as client:
+        held_credentials = HeldCredentials(ca=authorities.etcd_trust, certificate=pair.certificate, key=pair.key)
+        async with _client(client_url(address), held_credentials) as client:
             yield client, DEDICATED_PREFIX
 
 

@@ -1,4 +1,4 @@
-"""The storage of snapshots. Work in it has threads of its own, and is given up if the storage hangs."""
+"""Storage of snapshots. Work in the storage runs in separate threads, and is abandoned if the storage hangs."""
 
 from __future__ import annotations
 
@@ -24,41 +24,43 @@ _T = TypeVar("_T")
 
 _IN_SECRETS: Final = "secrets/"
 _THREADS: Final = 8
-"""Two snapshots, two restores and removals need five. The others are for work that hangs."""
+"""Number of threads. Two snapshots, two restores and removals need five; the others are for work that hangs."""
 _IDLE_SECONDS: Final = 600.0
-"""A bucket answers or fails within five minutes. A volume may take longer to write a large file to its disks."""
+"""Timeout without progress. A bucket answers or fails within five minutes; a volume may take longer to flush a large
+file.
+"""
 _REMOVAL_SECONDS: Final = 60.0
-"""Less than the time for one look at a snapshot."""
+"""Timeout of a removal, shorter than the timeout of a reconcile of a snapshot."""
 _LISTING_SECONDS: Final = 300.0
 _END_SECONDS: Final = 10.0
-"""So long a thread is waited for that was told to end."""
+"""Maximum time to wait for a thread after its work was stopped."""
 
 
 class SnapshotStorage:
-    """Where snapshots are, and who can open them. Who opens it closes it.
+    """Files of snapshots, and the recipients who can open them. The creator of the object has to close it.
 
-    The threads are not asyncio's, because DNS and TLS of all connections need those. All methods raise BackupFailed if
-    the storage does not answer, and what the storage raises.
+    The threads are not asyncio's, because the DNS and TLS of all connections need asyncio's threads. All methods raise
+    BackupFailed if the storage does not answer, and pass on the errors of the storage.
     """
 
     def __init__(self, storage: Storage, recipients: Sequence[pyrage.x25519.Recipient]) -> None:
-        """Without recipients nothing is written."""
+        """`recipients` are public keys of age. Without recipients no snapshot is written."""
         self.recipients: Final = recipients
         self._storage = storage
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="snapshots")
         self._changed: set[str] = set()
-        """Names of files that a thread may still change."""
+        """Names of the files that a thread may still change."""
 
     def close(self) -> None:
-        """Begin no further work. Waits for none: a storage that hangs must not hold up the end."""
+        """Accept no further work. Does not wait for running work: a storage that hangs must not delay the shutdown."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def location(self, name: str) -> str:
-        """Return where a file is, as a status says it."""
+        """Return the location of a file for a status."""
         return f"{_IN_SECRETS}{name}" if isinstance(self._storage, SecretStorage) else name
 
     def name_at(self, location: str) -> str:
-        """Return the name of the file at a location. Raises BackupFailed if it is in another kind of storage."""
+        """Return the file name of a location. Raises BackupFailed if the location is in another kind of storage."""
         in_secrets = location.startswith(_IN_SECRETS)
         if in_secrets is not isinstance(self._storage, SecretStorage):
             former, present = "Secrets", "a bucket or a volume"
@@ -69,15 +71,15 @@ class SnapshotStorage:
 
     @property
     def has_catalog(self) -> bool:
-        """Whether the files have entries in a catalogue. Secrets have none: they are lost with the objects."""
+        """Whether the files have entries in a catalog. Secrets have none, because they are lost with the objects."""
         return not isinstance(self._storage, SecretStorage)
 
     async def remove(self, name: str) -> None:
-        """Delete a file with its entry in the catalogue, and what a killed process left of it."""
+        """Delete a file and its entry in the catalog, and the remains of a process that was killed during the write."""
         archive = ArchiveName.read(name)
 
         def work(storage: Storage) -> None:
-            # The entry first: without a file it would be imported.
+            # Delete the entry first: an entry without a file would be imported.
             if archive is not None and self.has_catalog:
                 storage.remove(archive.entry)
             storage.remove(name)
@@ -85,22 +87,22 @@ class SnapshotStorage:
         await self.change(name, work, idle_seconds=_REMOVAL_SECONDS)
 
     async def describe(self, archive: ArchiveName, entry: CatalogEntry) -> None:
-        """Write the entry of a file, while no other work changes the file."""
+        """Write the entry of a file. Raises BackupFailed while other work changes the file."""
         content = entry.encoded()
         await self.change(
             archive.file, lambda storage: write_entry(storage, archive, content), idle_seconds=_REMOVAL_SECONDS
         )
 
     async def entry(self, archive: ArchiveName) -> CatalogEntry:
-        """Read the entry of a file, and check it."""
+        """Read and validate the entry of a file."""
         return await self._run(lambda storage: CatalogEntry.read(storage, archive), idle_seconds=_REMOVAL_SECONDS)
 
     async def files(self) -> dict[str, str]:
-        """List all files by name, each with a text that is another one after a change."""
+        """List all files by name, each with a text that changes with the file."""
         return await self._run(lambda storage: storage.files(), idle_seconds=_LISTING_SECONDS)
 
     async def hide(self, archive: ArchiveName, *, cluster: str) -> None:
-        """Keep the management cluster of this uid from importing the file again."""
+        """Hide the file from the importer of the management cluster with this uid."""
         name = hidden_name(archive, cluster=cluster)
 
         def work(storage: Storage) -> None:
@@ -118,10 +120,10 @@ class SnapshotStorage:
         stop: Callable[[], None] | None = None,
         idle_seconds: float | None = None,
     ) -> _T:
-        """Do blocking work that changes this file. Further work on the file fails until the thread has ended.
+        """Run blocking work that changes this file. Further work on the file fails until the thread has ended.
 
-        If this is cancelled, or the storage moves no byte for `idle_seconds`, the work is to end: its storage fails
-        from then on, and `stop` is called.
+        Cancellation stops the work, and so do `idle_seconds` without progress of the storage. Stopping calls `stop`,
+        and each later use of the storage by the work fails.
         """
         if name in self._changed:
             raise BackupFailed(f"the storage has not ended earlier work on {name}; check the storage")
@@ -129,7 +131,7 @@ class SnapshotStorage:
         return await self._run(work, stop=stop, idle_seconds=idle_seconds, ended=lambda: self._changed.discard(name))
 
     async def read(self, work: Callable[[Storage], _T], *, stop: Callable[[], None]) -> _T:
-        """Do blocking work that changes nothing; ends as `change` does."""
+        """Run blocking work that only reads. Cancellation and timeouts stop the work, as in `change`."""
         return await self._run(work, stop=stop)
 
     async def _run(
@@ -148,7 +150,7 @@ class SnapshotStorage:
         def done(_: asyncio.Future[_T]) -> None:
             ended()
             if not running.cancelled():
-                # asyncio reports errors that are not looked at, and this work may be given up.
+                # asyncio reports errors that are never retrieved, and this work may be abandoned.
                 running.exception()
 
         running.add_done_callback(done)
@@ -168,7 +170,7 @@ class SnapshotStorage:
 
 
 class _Watched(Storage):
-    """The storage as one thread uses it: tells when it moved, and fails after `stop`."""
+    """View of the storage for a single thread: records its progress, and fails after `stop`."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -176,11 +178,11 @@ class _Watched(Storage):
         self.moved = time.monotonic()
 
     def stop(self) -> None:
-        """Have the thread end with its next piece."""
+        """Make the thread fail at its next piece."""
         self._stopped = True
 
     def move(self) -> None:
-        """Note that the storage has answered. Raises BackupFailed after `stop`."""
+        """Record progress of the storage. Raises BackupFailed after `stop`."""
         self.moved = time.monotonic()
         if self._stopped:
             raise BackupFailed("the operator ended this work")
@@ -232,6 +234,6 @@ class _Reader:
         self._storage = storage
 
     def read(self, size: int = -1, /) -> bytes:
-        found = self._file.read(size)
+        data = self._file.read(size)
         self._storage.move()
-        return found
+        return data

@@ -1,1 +1,1 @@
-"""Writes conditions, status and Events."""
+"""Conditions, statuses and Events of the objects."""

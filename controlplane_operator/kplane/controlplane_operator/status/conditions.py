@@ -1,4 +1,4 @@
-"""Sets conditions as of now, and those of a pause and of what is not supported."""
+"""Functions that set conditions with the present time, and the conditions of pauses and of unsupported fields."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def with_condition(
     reason: str,
     message: str,
 ) -> list[Condition]:
-    """Return the conditions with one set as of now, for the generation of the object."""
+    """Return the conditions with this condition set at the present time, for the generation of the object."""
     return set_condition(
         conditions,
         type=type,
@@ -49,11 +49,14 @@ def with_condition(
 
 
 def with_supported(conditions: Iterable[Condition], *, of: ResourceModel, missing: Iterable[str]) -> list[Condition]:
-    """Return the conditions with Supported=False where sentences say what is not acted on, and without it otherwise."""
-    told = "; ".join(missing)
-    if told:
+    """Return the conditions with Supported=False if a field has no effect, or without Supported otherwise.
+
+    `missing` are sentences, each about a field without effect.
+    """
+    message = "; ".join(missing)
+    if message:
         return with_condition(
-            conditions, of=of, type="Supported", status="False", reason=Reason.NOT_SUPPORTED, message=told
+            conditions, of=of, type="Supported", status="False", reason=Reason.NOT_SUPPORTED, message=message
         )
     return [condition for condition in conditions if condition.type != "Supported"]
 
@@ -61,8 +64,10 @@ def with_supported(conditions: Iterable[Condition], *, of: ResourceModel, missin
 def with_lease_guards(
     conditions: Iterable[Condition], *, of: ResourceModel, guards: Sequence[Guard]
 ) -> list[Condition]:
-    """Return the conditions with LeasesUnguarded=False if webhooks judge the Leases of controllers, and without it
-    otherwise."""
+    """Return the conditions with LeasesUnguarded=False if `guards` is not empty, or without LeasesUnguarded otherwise.
+
+    `guards` are the webhooks that admit the Leases of controllers.
+    """
     if not guards:
         return [condition for condition in conditions if condition.type != LEASES_UNGUARDED]
     message = (
@@ -78,17 +83,17 @@ _REASON: Final = "PausedByAnnotation"
 
 
 def is_paused(of: ResourceModel) -> bool:
-    """Tell whether the object carries the annotation that has it left alone."""
+    """Return whether the object has the annotation that pauses its reconciliation."""
     return of.metadata.annotations.get(PAUSED_ANNOTATION) == "true"
 
 
 def with_pause(conditions: Iterable[Condition], *, of: ResourceModel, left: str) -> list[Condition]:
-    """Return the conditions with Paused=True; `left` says in a clause what is not done meanwhile."""
+    """Return the conditions with Paused=True. `left` is a clause about the work that is paused."""
     waits = "; its deletion waits as well" if of.deleting else ""
     message = f"annotation {PAUSED_ANNOTATION} is set, so {left}{waits}; remove the annotation to resume"
     return with_condition(conditions, of=of, type=PAUSED, status="True", reason=_REASON, message=message)
 
 
 def without_pause(conditions: Iterable[Condition]) -> list[Condition]:
-    """Return the conditions of an object that is not paused any more, or never was."""
+    """Return the conditions without Paused."""
     return [condition for condition in conditions if condition.type != PAUSED]

@@ -1,4 +1,4 @@
-"""Why an object is not what it should be: a reason for programs and a message for people."""
+"""Errors that explain why an object is not ready: a reason for programs and a message for people."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ _BY_WORD: Final = {str(reason): reason for reason in Reason}
 
 
 class ConditionError(OperatorError):
-    """Keeps an object from being ready; it becomes `reason` and `message` of a condition."""
+    """Error that keeps an object from being ready. It becomes `reason` and `message` of a condition."""
 
     def __init__(
         self, reason: Reason, message: str, *, waits_for_event: bool | None = None, guards: Sequence[Guard] = ()
     ) -> None:
-        """`waits_for_event` says what the reason says, unless this case is another one.
+        """`waits_for_event` overrides the default of the reason.
 
-        `guards` are the webhooks and policies of a tenant that caused the failure, or may have caused it.
+        If it is True, the reconciler waits for an event and does not retry. `guards` are the webhooks and policies
+        of a tenant that caused the failure, or may have caused it.
         """
         super().__init__(message)
         self.reason: Final = reason
@@ -35,24 +36,26 @@ class ConditionError(OperatorError):
 
 
 def start_reason(reason: Reason, *, published: bool) -> Reason:
-    """Return why there is no API server that serves: APIServerNotReady once published, and `reason` before."""
+    """Return the reason why no API server serves: APIServerNotReady if published before, otherwise `reason`."""
     return Reason.API_SERVER_NOT_READY if published else reason
 
 
 def tenant_error(what: str, error: ProviderError, *, guards: Sequence[Guard] = ()) -> ConditionError:
-    """Return what an error of a tenant's API server means; `what` names the address or the act.
+    """Return a ConditionError for an error of a tenant's API server. `what` names the address or the action.
 
-    `guards` are the webhooks and policies that may have caused it, if somebody has looked for them in the control plane
-    (`tenant/admission.py`). Only an error that names one proves that. A write that ran out of time may have waited for
-    them, or for an etcd that stalled: such a failure passes without a person.
+    `guards` are the webhooks and policies that may have caused the error, if the caller has searched the control plane
+    for them (`tenant/admission.py`). The cause is proven only if the error names a guard. A write that timed out may
+    have waited for a guard, or for an etcd that stalled, and such a failure ends without human action.
     """
-    named = refusing_guard(error)
-    if named is not None:
-        blamed = [*guards] or [named]
-        return ConditionError(Reason.WEBHOOK_REFUSED, f"{what}: {_remedy(blamed)}; {error}", guards=blamed)
+    guard = refusing_guard(error)
+    if guard is not None:
+        guards_in_message = [*guards] or [guard]
+        return ConditionError(
+            Reason.WEBHOOK_REFUSED, f"{what}: {_remedy(guards_in_message)}; {error}", guards=guards_in_message
+        )
     if guards:
-        said = f"{what}: a write had no answer in time; if that lasts, {_remedy(guards)}; {error}"
-        return ConditionError(Reason.ENDPOINT_UNREACHABLE, said, guards=guards)
+        message = f"{what}: a write had no answer in time; if that lasts, {_remedy(guards)}; {error}"
+        return ConditionError(Reason.ENDPOINT_UNREACHABLE, message, guards=guards)
     match error:
         case Unreachable():
             reason = _BY_WORD[error.reason]
@@ -66,21 +69,21 @@ def tenant_error(what: str, error: ProviderError, *, guards: Sequence[Guard] = (
 
 
 def _remedy(guards: Sequence[Guard]) -> str:
-    """Say what to do about webhooks and policies that refuse writes of kplane, or hold them up."""
+    """Return the remedy for webhooks and policies that refuse or delay writes of kplane."""
     remedy = (
         f"mend or delete {name_guards(guards)}, or exclude namespace kplane-system and the group"
         " rbac.authorization.k8s.io from the rules"
     )
-    known = next((guard for guard in guards if guard.deletion), None)
-    if known is None:
+    target = next((guard for guard in guards if guard.deletion), None)
+    if target is None:
         return remedy
-    annotation = f"{DELETE_ADMISSION_ANNOTATION}={known.kind}/{known.configuration}"
+    annotation = f"{DELETE_ADMISSION_ANNOTATION}={target.kind}/{target.configuration}"
     return (
-        f"{remedy}; no webhook can refuse `{known.deletion}`, and annotation {annotation} of the control plane has the"
+        f"{remedy}; no webhook can refuse `{target.deletion}`, and annotation {annotation} of the control plane has the"
         " operator delete it"
     )
 
 
 def management_refusal(error: ProviderError) -> ConditionError:
-    """Return what a refusal of the management cluster means, such as a quota's or an admission policy's."""
+    """Return a ConditionError for a refusal of the management cluster, such as by a quota or an admission policy."""
     return ConditionError(Reason.MANAGEMENT_CLUSTER_REFUSED, f"the management cluster refused a write: {error}")

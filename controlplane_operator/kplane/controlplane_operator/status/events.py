@@ -1,4 +1,4 @@
-"""Kubernetes Events for what happens to an object: for people, best effort, never in the way of the work."""
+"""Kubernetes Events about objects: for people, best effort, and without delay for the caller."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log: Final = logging.getLogger(__name__)
 _WAITING_AT_MOST: Final = 1000
 _MESSAGE_AT_MOST: Final = 1024
 _NAMESPACE: Final = "default"
-"""Where Kubernetes keeps the Events of objects that have no namespace."""
+"""Namespace in which Kubernetes keeps the Events of cluster-scoped objects."""
 _COMPONENT: Final = "controlplane-operator"
 
 
@@ -31,21 +31,21 @@ class _Event:
 
 
 class Events:
-    """Records Events; `run` posts them. The same thing said again raises the count of the first Event."""
+    """Recorder of Events, which `run` posts. A repeated Event increases the count of the first Event."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._waiting: asyncio.Queue[_Event] = asyncio.Queue(_WAITING_AT_MOST)
 
     def record(self, about: ResourceModel, *, reason: str, message: str, warning: bool = False) -> None:
-        """Note an Event; returns at once. Where too many wait, this one is dropped."""
+        """Queue an Event and return at once. If the queue is full, the Event is dropped."""
         try:
             self._waiting.put_nowait(_event(about, reason=reason, message=message, warning=warning))
         except asyncio.QueueFull:
             _log.warning("dropped the Event %s of %s: %s", reason, about.name, message)
 
     async def run(self) -> None:
-        """Post what was recorded, until cancelled. Failures are logged only."""
+        """Post queued Events until cancelled. Failures are only logged."""
         while True:
             event = await self._waiting.get()
             try:
@@ -57,9 +57,9 @@ class Events:
         try:
             await self._client.create(EVENTS, event.body)
         except AlreadyExists:
-            known = await self._client.get(EVENTS, event.name, namespace=_NAMESPACE)
-            again = {"count": int(known.get("count") or 1) + 1, "lastTimestamp": event.body["lastTimestamp"]}
-            await self._client.patch(EVENTS, event.name, again, namespace=_NAMESPACE)
+            existing = await self._client.get(EVENTS, event.name, namespace=_NAMESPACE)
+            update = {"count": int(existing.get("count") or 1) + 1, "lastTimestamp": event.body["lastTimestamp"]}
+            await self._client.patch(EVENTS, event.name, update, namespace=_NAMESPACE)
 
 
 def _event(about: ResourceModel, *, reason: str, message: str, warning: bool) -> _Event:

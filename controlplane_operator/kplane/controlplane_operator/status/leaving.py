@@ -1,7 +1,7 @@
-"""What a namespace that is being deleted waits for, as its cluster tells it: the management cluster or a tenant.
+"""Causes that delay the deletion of a namespace, according to its conditions in the management cluster or a tenant.
 
 The namespace controller of Kubernetes writes the conditions, see status_condition_utils.go of
-k8s.io/kubernetes/pkg/controller/namespace/deletion. They are True while something is left.
+k8s.io/kubernetes/pkg/controller/namespace/deletion. A condition is True while its cause remains.
 """
 
 from __future__ import annotations
@@ -20,40 +20,44 @@ _REMEDIES: Final = {
     "NamespaceFinalizersRemaining": "let the programs of these finalizers end their work, or remove the finalizers",
     "NamespaceContentRemaining": "",
 }
-"""By type of condition, the causes first: what a person does. Content remains for one of the other causes."""
+"""Remedies by type of condition, causes first. Content remains because of another cause, so it has no remedy of its
+own.
+"""
 _PATIENCE_SECONDS: Final = 60.0
 """Maximum time since the deletion in which the namespace controller has written its conditions."""
 _LONGEST: Final = 500
-"""Characters of one message: a list of groups that fail, or of finalizers, has no bound of its own."""
+"""Maximum length of a message in characters: lists of failing groups and of finalizers are unbounded."""
 
 
 def describe_leaving(namespace: Object, *, now: datetime | None = None, cluster: str = "the management cluster") -> str:
-    """Say since when a namespace is being deleted, and which contents, finalizers or APIs it waits for.
+    """Return a sentence with the time of a namespace's deletion, and the contents, finalizers or APIs that delay it.
 
-    The text has no age, so that it stays the same while nothing changes. `now` is the time, for tests. `cluster` names
-    the cluster in which the namespace is.
+    The sentence has no age, so it changes only if the state changes. `now` is the time, for tests. `cluster` names the
+    cluster of the namespace.
     """
     name = namespace["metadata"]["name"]
     since = _time(namespace["metadata"].get("deletionTimestamp"))
     begun = f" since {since:%Y-%m-%d %H:%M:%S} UTC" if since is not None else ""
-    said = f"namespace {name} is being deleted{begun}"
-    told = {each.get("type"): each for each in _conditions(namespace) if each.get("status") == "True"}
-    causes = [_cut(str(told[kind].get("message", ""))) for kind in _REMEDIES if kind in told]
+    text = f"namespace {name} is being deleted{begun}"
+    conditions = {
+        condition.get("type"): condition for condition in _conditions(namespace) if condition.get("status") == "True"
+    }
+    causes = [_cut(str(conditions[kind].get("message", ""))) for kind in _REMEDIES if kind in conditions]
     if causes:
-        remedies = dict.fromkeys(_REMEDIES[kind] for kind in _REMEDIES if kind in told and _REMEDIES[kind])
-        todo = f"; {'; '.join(remedies)}" if remedies else ""
-        return f"{said}: {'. '.join(causes)}{todo}"
+        remedies = dict.fromkeys(_REMEDIES[kind] for kind in _REMEDIES if kind in conditions and _REMEDIES[kind])
+        remedy_text = f"; {'; '.join(remedies)}" if remedies else ""
+        return f"{text}: {'. '.join(causes)}{remedy_text}"
     if since is not None and ((now or datetime.now(UTC)) - since).total_seconds() > _PATIENCE_SECONDS:
         return (
-            f"{said}, and its status does not say what it waits for; see whether kube-controller-manager of {cluster}"
+            f"{text}, and its status does not say what it waits for; see whether kube-controller-manager of {cluster}"
             f" runs: kubectl describe namespace {name}"
         )
-    return said
+    return text
 
 
 def _conditions(namespace: Object) -> list[dict[str, Any]]:
-    found = (namespace.get("status") or {}).get("conditions") or []
-    return [each for each in found if isinstance(each, dict)]
+    conditions = (namespace.get("status") or {}).get("conditions") or []
+    return [condition for condition in conditions if isinstance(condition, dict)]
 
 
 def _cut(message: str) -> str:

@@ -1,7 +1,7 @@
-"""Finds which parts of a status other field managers own, in the managedFields of the object.
+"""Detection of the parts of a status that other field managers own, from the managedFields of the object.
 
 The API server tracks the owner of each field. A manager that updates a condition owns only the fields that it changed.
-So a condition is foreign as soon as its status, reason or message is.
+So a condition is foreign as soon as its status, reason or message is foreign.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ _REQUIRED: Final = (*_TELLING, "lastTransitionTime")
 
 @dataclass(frozen=True, slots=True)
 class ForeignParts:
-    """Parts of one status that belong to other field managers."""
+    """Parts of a status that belong to other field managers."""
 
     fields: frozenset[str] = frozenset()
     """Fields of the status besides `conditions`."""
     managers: Mapping[str, str] = field(default_factory=dict)
     """The field manager of each foreign condition, by the condition's type."""
     remainders: tuple[Object, ...] = ()
-    """Of foreign conditions, the required fields that no other manager owns, with their present values.
+    """Required fields of foreign conditions that no other manager owns, with their present values.
 
-    A manager that stops applying a field removes it, so these must be applied for the conditions to stay valid.
+    If a manager stops applying a field, the API server removes the field. So these fields must be applied for the
+    conditions to stay valid.
     """
 
     def are_in(self, status: Mapping[str, Any]) -> bool:
-        """Tell whether a status still has all of these parts."""
+        """Return whether a status still has all of these parts."""
         present = {condition["type"] for condition in status.get("conditions", ())}
         return self.fields <= status.keys() and self.managers.keys() <= present
 
 
 def foreign_parts(obj: Object, *, manager: str) -> ForeignParts:
-    """Return the parts of an object's status that `manager` does not own; it writes by server-side apply only."""
+    """Return the parts of an object's status that `manager`, which only uses server-side apply, does not own."""
     fields: set[str] = set()
     owners: dict[str, dict[str, str]] = {}
     for entry in obj["metadata"].get("managedFields", ()):
@@ -49,10 +50,17 @@ def foreign_parts(obj: Object, *, manager: str) -> ForeignParts:
             continue
         name = str(entry.get("manager"))
         owned = (entry.get("fieldsV1") or {}).get("f:status") or {}
-        fields |= {each.removeprefix("f:") for each in owned if each.startswith("f:") and each != "f:conditions"}
+        fields |= {
+            name_or_condition.removeprefix("f:")
+            for name_or_condition in owned
+            if name_or_condition.startswith("f:") and name_or_condition != "f:conditions"
+        }
         for kind, part in _condition_fields(owned):
             owners.setdefault(kind, {}).setdefault(part, name)
-    conditions = {each["type"]: each for each in obj.get("status", {}).get("conditions", ())}
+    conditions = {
+        name_or_condition["type"]: name_or_condition
+        for name_or_condition in obj.get("status", {}).get("conditions", ())
+    }
     managers = {
         kind: next(owned[part] for part in _TELLING if part in owned)
         for kind, owned in owners.items()

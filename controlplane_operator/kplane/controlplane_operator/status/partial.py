@@ -1,7 +1,7 @@
-"""Objects that the models do not understand, by what their status recorded.
+"""Objects with an invalid spec or status, read from the valid part of their status.
 
-Such an object was stored before a rule of the CRD, or by a later version of kplane. It is told, what is published of it
-stays, and to delete it needs no more than what was written down when it was made.
+Such an object was stored before a rule of the CRD existed, or by a later version of kplane. The failure is reported,
+and the published values remain. Its deletion needs only the values that were recorded at the creation.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ _URLS: Final = {"endpoint": "endpoint", "external_endpoint": "externalEndpoint",
 
 
 class PartialObject(ResourceModel):
-    """An object of which only metadata and status are read."""
+    """Object of which only metadata and status are read."""
 
     kind: ClassVar[type[ResourceModel]]
-    """The model of all of it."""
+    """Model of the whole object."""
 
     status: ApiModel
 
     @classmethod
     def of(cls, obj: Object) -> Self:
-        """Read what can be understood: of a status that cannot, the rest."""
+        """Read the object, without the invalid parts of its status."""
         status = obj.get("status") or {}
         while True:
             try:
@@ -75,7 +75,7 @@ class PartialObject(ResourceModel):
 
     @property
     def conditions(self) -> list[Condition]:
-        """Those of the status."""
+        """Conditions in the status."""
         conditions: list[Condition] = getattr(self.status, "conditions")  # noqa: B009 - each kind's status has them
         return conditions
 
@@ -85,26 +85,26 @@ class PartialObject(ResourceModel):
         return is_true(self.conditions, READY)
 
     def holds(self, stores: Stores) -> bool:  # noqa: ARG002 - of some kinds it does not depend on others
-        """Tell whether what is published is still good, though it is not reconciled."""
+        """Return whether the published values are still valid, though the object is not reconciled."""
         return True
 
     def own(self, spec: Object) -> dict[str, Any]:  # noqa: ARG002 - see PartialEndpoint
-        """Return what of the status is ours, besides its conditions; all of it where that is empty."""
+        """Return the operator's fields of the status, besides its conditions; an empty dict for all fields."""
         return {}
 
     def withdrawn(self, reason: Reason) -> dict[str, Any]:  # noqa: ARG002 - see PartialControlPlane
-        """Return what the status says if nothing in it can be relied on any more."""
+        """Return the update of a status that is not reliable any more."""
         return {}
 
 
 class PartialControlPlane(PartialObject):
-    """A control plane's status."""
+    """ControlPlane with only metadata and status."""
 
     kind = ControlPlane
     resource = ControlPlane.resource
 
     status: ControlPlaneStatus = ControlPlaneStatus()
-    """What was said of it before."""
+    """Last status."""
 
     @property
     @override
@@ -118,18 +118,18 @@ class PartialControlPlane(PartialObject):
 
     @override
     def withdrawn(self, reason: Reason) -> dict[str, Any]:
-        # The endpoint stays: credentials other than the published ones may still be good.
+        # The endpoint stays in the status: credentials other than the published ones may still be valid.
         return {"phase": reason.phase(published=self.published)}
 
 
 class PartialRegistration(PartialObject):
-    """A registration's status."""
+    """ControlPlaneRegistration with only metadata and status."""
 
     kind = ControlPlaneRegistration
     resource = ControlPlaneRegistration.resource
 
     status: ControlPlaneRegistrationStatus = ControlPlaneRegistrationStatus()
-    """What was said of it before."""
+    """Last status."""
 
     @property
     @override
@@ -153,43 +153,43 @@ class PartialRegistration(PartialObject):
 
 
 class PartialEndpoint(PartialObject):
-    """An endpoint's status."""
+    """ControlPlaneEndpoint with only metadata and status."""
 
     kind = ControlPlaneEndpoint
     resource = ControlPlaneEndpoint.resource
 
     status: ControlPlaneEndpointStatus = ControlPlaneEndpointStatus()
-    """What was said of it before."""
+    """Last status."""
 
     @override
     def own(self, spec: Object) -> dict[str, Any]:
-        # Another URL in the status belongs to another controller, and stays.
-        said = {field: (getattr(self.status, field), spec.get(alias)) for field, alias in _URLS.items()}
-        return {field: url if url == written else None for field, (url, written) in said.items()}
+        # A URL in the status that differs from the spec belongs to another controller, and remains.
+        urls = {field: (getattr(self.status, field), spec.get(alias)) for field, alias in _URLS.items()}
+        return {field: url if url == written else None for field, (url, written) in urls.items()}
 
 
 class PartialClass(PartialObject):
-    """A class's status."""
+    """ControlPlaneClass with only metadata and status."""
 
     kind = ControlPlaneClass
     resource = ControlPlaneClass.resource
 
     status: ControlPlaneClassStatus = ControlPlaneClassStatus()
-    """What was said of it before."""
+    """Last status."""
 
 
 class PartialSnapshot(PartialObject):
-    """A snapshot's status."""
+    """ControlPlaneSnapshot with only metadata and status."""
 
     kind = ControlPlaneSnapshot
     resource = ControlPlaneSnapshot.resource
 
     status: ControlPlaneSnapshotStatus = ControlPlaneSnapshotStatus()
-    """What was said of it before."""
+    """Last status."""
 
 
 def validation_failure(kind: type[ResourceModel], obj: Object) -> ConditionError | None:
-    """Say what of an object this version of kplane does not understand; None where it understands all of it."""
+    """Return an error with the fields that this version of kplane does not accept; None if all are valid."""
     try:
         kind.model_validate(obj)
     except ValidationError as error:
@@ -198,8 +198,7 @@ def validation_failure(kind: type[ResourceModel], obj: Object) -> ConditionError
 
 
 def validated_endpoint(obj: Object) -> ControlPlaneEndpoint:
-    """Return an endpoint that another object names; raises ConditionError (EndpointInvalid) where it is not
-    understood."""
+    """Return an endpoint that another object references. Raises ConditionError (EndpointInvalid) if it is not valid."""
     try:
         return ControlPlaneEndpoint.model_validate(obj)
     except ValidationError as error:
@@ -208,10 +207,11 @@ def validated_endpoint(obj: Object) -> ControlPlaneEndpoint:
 
 
 def as_recorded(obj: Object) -> ControlPlane:
-    """Return a control plane; one that is not understood as its status recorded it, so that it can be deleted.
+    """Return a control plane. An invalid object is built from its status, so that it can be deleted.
 
-    Path, policy, and who runs the API server are those that were in force then: never is more destroyed than that
-    allows, and nothing where a part of the status cannot be read. Where nothing was recorded, nothing was made.
+    The path, the deletion policy, and whether kplane runs the API server are the recorded values. So a deletion never
+    destroys more than the recorded policy allows, and destroys no data if a part of the status is invalid. Without a
+    record, no data were created.
     """
     try:
         return ControlPlane.model_validate(obj)
@@ -220,15 +220,15 @@ def as_recorded(obj: Object) -> ControlPlane:
     given = obj.get("spec") or {}
     managed = find_condition(status.conditions, MANAGED)
     adopted = managed is not None and managed.status == "False" and _is_reference(given.get("endpointRef"))
-    kept = given.get("deletionPolicy") == DeletionPolicy.RETAIN or not _is_understood(obj.get("status") or {})
-    # Written down of control planes of mode Virtual only, before anything is made of one.
+    is_retained = given.get("deletionPolicy") == DeletionPolicy.RETAIN or not _is_understood(obj.get("status") or {})
+    # The path is recorded only for mode Virtual, before any object of the control plane is created.
     path = status.cluster_path
     mode = ControlPlaneMode.DEDICATED if path is None else ControlPlaneMode.VIRTUAL
     mode = status.home.mode if status.home is not None else mode
     spec: dict[str, Any] = {
         "mode": mode,
         "virtual": {"clusterPath": path} if path is not None and mode is ControlPlaneMode.VIRTUAL else None,
-        "deletionPolicy": DeletionPolicy.RETAIN if kept else status.deletion_policy,
+        "deletionPolicy": DeletionPolicy.RETAIN if is_retained else status.deletion_policy,
         "endpointRef": given["endpointRef"] if adopted else None,
     }
     return ControlPlane.model_validate({"metadata": obj["metadata"], "spec": spec, "status": status.model_dump()})
@@ -252,13 +252,18 @@ def _is_reference(value: Any) -> bool:
 
 
 def _without(status: Object, error: ValidationError) -> Object:
-    """Return a status without what the error names, items of a list or whole fields. Raises it where there are none."""
+    """Return a status without the list items and fields that the error names.
+
+    Raises the error if it names none of them.
+    """
     places = [item["loc"][1:] for item in error.errors() if item["loc"][:1] == ("status",)]
     items = {(where[0], where[1]) for where in places if len(where) > 1 and isinstance(where[1], int)}
     fields = {where[0] for where in places if where and (where[0], *where[1:2]) not in items} & set(status)
     if not items and not fields:
         raise error
-    kept = {name: value for name, value in status.items() if name not in fields}
+    remaining = {name: value for name, value in status.items() if name not in fields}
     for name in {name for name, _ in items} - fields:
-        kept[str(name)] = [each for number, each in enumerate(kept[str(name)]) if (name, number) not in items]
-    return kept
+        remaining[str(name)] = [
+            entry for number, entry in enumerate(remaining[str(name)]) if (name, number) not in items
+        ]
+    return remaining

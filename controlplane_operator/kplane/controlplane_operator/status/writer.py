@@ -1,4 +1,4 @@
-"""Writes the status of our kinds: by server-side apply, as one manager, and only where it changed."""
+"""Writer of the statuses of kplane's kinds: by server-side apply with a fixed field manager, and only after changes."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ _log: Final = logging.getLogger(__name__)
 FIELD_MANAGER: Final = "kplane-status"
 
 _APART: Final = {ADDONS_READY: "kplane-addons-status", DEDICATED_READY: "kplane-dedicated-status"}
-"""Conditions that have a writer of their own, with the name of their field manager. A writer of other conditions must
-not overwrite them with what it read before."""
+"""Conditions with a separate writer, and the name of its field manager. The writer of the other conditions must not
+overwrite them with older values.
+"""
 _OURS: Final = frozenset(
     {
         *_APART,
@@ -76,19 +77,19 @@ _OURS: Final = frozenset(
 _NOTHING: Final = ForeignParts()
 _HEARTBEAT_MANAGER: Final = "kplane-heartbeat"
 _HEARTBEAT_STALE: Final = "HeartbeatStale"
-"""A reason of mcm's condition."""
+"""Reason of the condition Running, which otherwise mcm writes."""
 _TRIES: Final = 5
 """Number of attempts if another writer is faster."""
 
 
 class StatusWriter:
-    """Writes statuses of one management cluster and records an Event for each change of a condition."""
+    """Writer of the statuses in a management cluster. Records an Event for each change of a condition."""
 
     def __init__(self, client: Client, *, events: Events) -> None:
         self._client = client
         self._events = events
         self._foreign: dict[str, ForeignParts] = {}
-        """By the name of an endpoint: what of its status other managers were found to own."""
+        """By the name of an endpoint: the parts of its status that other managers own."""
 
     async def write(
         self,
@@ -98,15 +99,15 @@ class StatusWriter:
         status: ApiModel,
         only_as_seen: bool = False,
     ) -> None:
-        """Make `status` the whole status of the object, unless it is already.
+        """Make `status` the whole status of the object. Skips the write if the status is equal.
 
-        Some parts belong to others and stay: a registration's instance to mcm, conditions of unknown types to any
-        controller, and of an endpoint whatever another field manager owns. If that is a condition of ours, condition
-        Contested names the manager.
-        A published value stays only if `status` carries it: start from the object's own one. The answer goes into the
-        store at once, so that the next look at it is not behind. An object that is gone, or was replaced by one of the
-        same name, is left alone. With `only_as_seen`, it has to be as `current` says; raises Conflict where it was
-        changed, or its deletion asked for, meanwhile.
+        Some parts belong to other writers and remain: the instance of a registration, which mcm writes, conditions of
+        unknown types, and all fields of an endpoint that another field manager owns. If such a field is a condition of
+        the operator, the condition Contested names the manager. A published value remains only if `status` contains the
+        value, so start from the object's own status. The answer is stored in the cache at once, so that the next
+        reconcile reads the new status. Objects that are gone, or that were replaced by an object of the same name, are
+        ignored. With `only_as_seen`, the object must still have the version of `current`; raises Conflict if it was
+        changed, or if its deletion was requested, in the meantime.
         """
         if isinstance(status, ControlPlaneEndpointStatus):
             await self._write_shared(store, current, status)
@@ -144,13 +145,13 @@ class StatusWriter:
     async def _apply_own(
         self, store: Store, current: ResourceModel, status: ControlPlaneEndpointStatus
     ) -> tuple[Object | None, ForeignParts]:
-        """Apply what no other manager owns, after a look at the owners; returns them too."""
+        """Read the owners of the fields, and apply the parts that no other manager owns. Returns these owners too."""
         tries = 0
         while True:
             tries += 1
             foreign = _NOTHING
             try:
-                # With managedFields, which `get` leaves out.
+                # A raw request, because `get` leaves out managedFields.
                 live = await self._client.request("GET", store.resource.path(current.name))
                 if live["metadata"]["uid"] != current.metadata.uid:
                     return None, foreign
@@ -158,7 +159,7 @@ class StatusWriter:
                 after = _dump(_with_contest(status, of=current, foreign=foreign), foreign)
                 metadata = {"name": current.name, "resourceVersion": live["metadata"]["resourceVersion"]}
                 body = {"metadata": metadata, "status": _with_remainders(after, foreign)}
-                # By force, because a field of ours may have another owner, such as a time.
+                # Forced, because another manager may own a field of the operator, such as a time.
                 stored = await self._client.apply(
                     store.resource, body, subresource="status", field_manager=FIELD_MANAGER, force=True
                 )
@@ -168,8 +169,8 @@ class StatusWriter:
                 if tries == _TRIES:
                     raise
                 continue
-            known = {name: parts for name, parts in self._foreign.items() if store.get(("", name)) is not None}
-            self._foreign = known | {current.name: foreign}
+            remaining = {name: parts for name, parts in self._foreign.items() if store.get(("", name)) is not None}
+            self._foreign = remaining | {current.name: foreign}
             return stored, foreign
 
     async def write_apart(
@@ -182,49 +183,49 @@ class StatusWriter:
         reason: str,
         message: str,
     ) -> None:
-        """Make this a condition of the object that has a writer of its own, unless it is already."""
-        known = find_condition(_conditions(current), type)
-        wanted = with_condition(
-            [known] if known is not None else [],
+        """Set a condition with a separate writer. Skips the write if the condition is equal."""
+        existing = find_condition(_conditions(current), type)
+        desired = with_condition(
+            [existing] if existing is not None else [],
             of=current,
             type=type,
             status=status,
             reason=reason,
             message=message,
         )
-        if wanted != [known]:
+        if desired != [existing]:
             await self._write_apart(
-                store, current, type=type, known=[known] if known is not None else [], wanted=wanted
+                store, current, type=type, known=[existing] if existing is not None else [], wanted=desired
             )
 
     async def drop_apart(self, store: Store, current: ResourceModel, *, type: str) -> None:  # noqa: A002 - see above
-        """Take such a condition off the object."""
-        known = find_condition(_conditions(current), type)
-        if known is not None:
-            await self._write_apart(store, current, type=type, known=[known], wanted=[])
+        """Remove a condition with a separate writer from the object."""
+        existing = find_condition(_conditions(current), type)
+        if existing is not None:
+            await self._write_apart(store, current, type=type, known=[existing], wanted=[])
 
     async def end_instance(self, store: Store, current: ResourceModel) -> None:
-        """Say of a registration, as it was last seen, that its instance has ended, in the place of an mcm that did not.
+        """Record in the last seen status of a registration that its instance has ended.
 
-        Raises Conflict where it changed meanwhile.
+        The operator does so if the mcm could not. Raises Conflict if the registration has changed in the meantime.
         """
         seen = store.get(("", current.name))
         if seen is None or seen["metadata"]["uid"] != current.metadata.uid:
             return
         ended = with_condition(
-            [each for each in _conditions(current) if each.type == RUNNING],
+            [condition for condition in _conditions(current) if condition.type == RUNNING],
             of=current,
             type=RUNNING,
             status="False",
             reason="Ended",
             message="the instance has ended",
         )
-        others = [each for each in seen["status"].get("conditions", ()) if each["type"] != RUNNING]
-        told = [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in ended]
-        # No server-side apply: that takes away only what the same manager has said.
+        others = [condition for condition in seen["status"].get("conditions", ()) if condition["type"] != RUNNING]
+        running = [condition.model_dump(mode="json", by_alias=True, exclude_none=True) for condition in ended]
+        # Not by server-side apply, which removes only fields that the same manager has applied.
         body = {
             "metadata": {"resourceVersion": seen["metadata"]["resourceVersion"]},
-            "status": {"instance": None, "conditions": [*others, *told]},
+            "status": {"instance": None, "conditions": [*others, *running]},
         }
         try:
             stored = await self._client.patch(store.resource, current.name, body, subresource="status")
@@ -236,20 +237,22 @@ class StatusWriter:
         )
 
     async def doubt_instance(self, store: Store, current: ResourceModel, *, message: str) -> None:
-        """Say of a registration, as it was last seen, that it is not known whether its instance runs.
+        """Record in the last seen status of a registration that the state of its instance is unknown.
 
-        The field manager is one of its own, which takes the condition over from mcm. With its next write mcm takes it
-        back. Raises Conflict if the registration changed meanwhile: it may be mcm that wrote.
+        A separate field manager takes the condition over from mcm. With its next write, mcm takes the condition back.
+        Raises Conflict if the registration has changed in the meantime, because mcm may be the writer.
         """
         doubted = with_condition(
-            [each for each in _conditions(current) if each.type == RUNNING],
+            [condition for condition in _conditions(current) if condition.type == RUNNING],
             of=current,
             type=RUNNING,
             status="Unknown",
             reason=_HEARTBEAT_STALE,
             message=message,
         )
-        status = {"conditions": [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in doubted]}
+        status = {
+            "conditions": [condition.model_dump(mode="json", by_alias=True, exclude_none=True) for condition in doubted]
+        }
         stored = await self._apply(store, current, status, manager=_HEARTBEAT_MANAGER, only_as_seen=True)
         if stored is not None:
             store.apply(stored)
@@ -265,7 +268,11 @@ class StatusWriter:
         wanted: list[Condition],
     ) -> None:
         before, after = (
-            {"conditions": [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in conditions]}
+            {
+                "conditions": [
+                    condition.model_dump(mode="json", by_alias=True, exclude_none=True) for condition in conditions
+                ]
+            }
             for conditions in (known, wanted)
         )
         stored = await self._apply(store, current, after, manager=_APART[type])
@@ -283,9 +290,9 @@ class StatusWriter:
         only_as_seen: bool = False,
         force: bool = True,
     ) -> Object | None:
-        """Apply the status to this object and to no other one of its name; None where it is gone.
+        """Apply the status to this object, and to no other object of its name. Returns None if the object is gone.
 
-        Of a status the API server compares the resourceVersion, and of a uid in what is applied it takes no notice.
+        The API server compares the resourceVersion of a status, but ignores a uid in the applied object.
         """
         seen = None if only_as_seen else store.get(("", current.name))
         tries = 0
@@ -311,17 +318,17 @@ class StatusWriter:
         for kind in _ended(before, after):
             reason, message = _OVER[kind]
             self._say(current, reason=reason, message=message)
-        told = set()
+        reported = set()
         for condition in after.get("conditions", ()):
-            known = old.get(condition["type"], {})
+            former = old.get(condition["type"], {})
             words = condition["reason"], condition["message"]
-            changed = (known.get("status"), known.get("reason")) != (condition["status"], condition["reason"])
+            changed = (former.get("status"), former.get("reason")) != (condition["status"], condition["reason"])
             warning = condition["status"] == "False" and condition["reason"] not in EXPECTED
-            # How a new object begins is no news, unless something is wrong with it.
-            begins = not known and (condition["type"] in _FROM_THE_START or _is_born(condition, old))
-            # Where two conditions change for one reason, it is said once.
-            if changed and words not in told and (warning or not begins):
-                told.add(words)
+            # The first conditions of a new object cause no Event, unless they report a problem.
+            begins = not former and (condition["type"] in _FROM_THE_START or _is_born(condition, old))
+            # If two conditions change for the same reason, record one Event.
+            if changed and words not in reported and (warning or not begins):
+                reported.add(words)
                 self._say(
                     current,
                     warning=warning,
@@ -330,13 +337,13 @@ class StatusWriter:
                 )
 
     def _say(self, current: ResourceModel, *, reason: str, message: str, warning: bool = False) -> None:
-        """Say it in an Event, which ends after an hour and may be dropped, and in the log."""
+        """Record an Event, which expires after an hour and may be dropped, and write the message to the log."""
         _log.log(logging.WARNING if warning else logging.INFO, "%s", message, extra={"reason": reason})
         self._events.record(current, reason=reason, message=message, warning=warning)
 
 
 _FROM_THE_START: Final = frozenset({MANAGED, READY, REACHABLE})
-"""Conditions that every object of a kind has."""
+"""Conditions that each object of a kind has."""
 _OVER: Final = {
     "ClassFound": ("ClassFound", "the class is followed again, and not what was remembered of it"),
     LEASES_UNGUARDED: ("LeasesUnguarded", "no webhook judges the Leases of controllers any more"),
@@ -352,25 +359,25 @@ _OVER: Final = {
     ),
     ADDONS_READY: ("AddonsRemoved", "the class names no add-on any more, and the installed ones are removed"),
 }
-"""What is said when a condition goes that is there only while something is out of the ordinary."""
+"""Reason and message of the Event when a condition disappears that exists only in exceptional states."""
 
 
 def _is_born(condition: dict[str, Any], old: Mapping[str, Any]) -> bool:
-    """Tell whether the condition says of a control plane that had no status yet that it begins asleep."""
+    """Return whether the condition shows that a new control plane, which had no status yet, starts asleep."""
     return condition["type"] == HIBERNATED and READY not in old
 
 
 def _ended(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return the conditions that are not there any more and whose end is worth a word."""
+    """Return the conditions that have disappeared and whose end needs an Event."""
     here = {condition["type"] for condition in after.get("conditions", ())}
-    gone = [each["type"] for each in before.get("conditions", ()) if each["type"] not in here]
-    # Of a version that changed there is an Event already.
-    said = {"UpToDate"} if before.get("version") != after.get("version") else set()
-    return [kind for kind in gone if kind in _OVER and kind not in said]
+    gone = [former["type"] for former in before.get("conditions", ()) if former["type"] not in here]
+    # A change of the version already has its own Event.
+    reported = {"UpToDate"} if before.get("version") != after.get("version") else set()
+    return [kind for kind in gone if kind in _OVER and kind not in reported]
 
 
 def _owners_differ(error: Conflict) -> bool:
-    """Tell whether other managers own fields; otherwise the object has changed."""
+    """Return whether other managers own fields. Otherwise the conflict is a change of the object."""
     causes = error.details.get("causes") or ()
     return any(cause.get("reason") == "FieldManagerConflict" for cause in causes)
 
@@ -381,9 +388,9 @@ def _conditions(current: ResourceModel) -> list[Condition]:
 
 
 def _dump(status: ApiModel, foreign: ForeignParts = _NOTHING) -> dict[str, Any]:
-    """Return what of a status is ours."""
+    """Return the operator's own part of a status."""
     conditions: list[Condition] = getattr(status, "conditions")  # noqa: B009 - see above
-    ours = [each for each in conditions if each.type in _OURS and each.type not in foreign.managers]
+    ours = [condition for condition in conditions if condition.type in _OURS and condition.type not in foreign.managers]
     status = status.model_copy(update={"conditions": ours})
     if isinstance(status, ControlPlaneRegistrationStatus):
         status = status.model_copy(update={"instance": None})
@@ -397,7 +404,10 @@ def _dump(status: ApiModel, foreign: ForeignParts = _NOTHING) -> dict[str, Any]:
 def _without_apart(status: dict[str, Any]) -> dict[str, Any]:
     if "conditions" not in status:
         return status
-    return {**status, "conditions": [each for each in status["conditions"] if each["type"] not in _APART]}
+    return {
+        **status,
+        "conditions": [condition for condition in status["conditions"] if condition["type"] not in _APART],
+    }
 
 
 def _with_remainders(status: dict[str, Any], foreign: ForeignParts) -> dict[str, Any]:
@@ -409,22 +419,22 @@ def _with_remainders(status: dict[str, Any], foreign: ForeignParts) -> dict[str,
 def _with_contest(
     status: ControlPlaneEndpointStatus, *, of: ResourceModel, foreign: ForeignParts
 ) -> ControlPlaneEndpointStatus:
-    """Return the status with condition Contested if other managers own conditions in it, and without it otherwise."""
-    told = [
-        f"field manager {foreign.managers[each.type]!r} owns condition {each.type}; the operator found {each.status}"
-        f" ({each.reason}: {each.message})"
-        for each in status.conditions
-        if each.type in (_OURS - {CONTESTED}) & foreign.managers.keys()
+    """Return the status with condition Contested if other managers own its conditions, otherwise without."""
+    messages = [
+        f"field manager {foreign.managers[own.type]!r} owns condition {own.type}; the operator found {own.status}"
+        f" ({own.reason}: {own.message})"
+        for own in status.conditions
+        if own.type in (_OURS - {CONTESTED}) & foreign.managers.keys()
     ]
-    if not told:
-        kept = [each for each in status.conditions if each.type != CONTESTED]
-        return status.model_copy(update={"conditions": kept})
+    if not messages:
+        remaining = [own for own in status.conditions if own.type != CONTESTED]
+        return status.model_copy(update={"conditions": remaining})
     conditions = with_condition(
         status.conditions,
         of=of,
         type=CONTESTED,
         status="True",
         reason=Reason.OWNED_BY_ANOTHER_MANAGER,
-        message="; ".join(told),
+        message="; ".join(messages),
     )
     return status.model_copy(update={"conditions": conditions})

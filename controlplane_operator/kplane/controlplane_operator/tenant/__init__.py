@@ -1,1 +1,1 @@
-"""What the operator keeps inside each control plane."""
+"""Objects that the operator maintains inside each control plane."""

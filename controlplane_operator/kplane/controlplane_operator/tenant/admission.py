@@ -1,8 +1,9 @@
-"""Admission webhooks and policies of tenants: which refuse or hold up a write, and their deletion on request.
+"""Admission webhooks and policies of tenants that refuse or delay a write: detection, and deletion on request.
 
-The operator deletes none by itself: they are the tenant's. The owner of a control plane may have no credentials for it,
-and names one in an annotation of the ControlPlane. The operator deletes as an administrator. So it acts only if the
-class gives owners that role: the annotation is no way to rights that `auth.defaultRole` withholds.
+The operator deletes no webhook or policy by itself, because they are the tenant's. The owner of a control plane may
+have no credentials for it, and can name one in an annotation of the ControlPlane. The operator deletes as an
+administrator. So it acts only if the class gives owners that role: the annotation must not give rights that
+`auth.defaultRole` withholds.
 """
 
 from __future__ import annotations
@@ -29,28 +30,29 @@ _WRITES: Final = (
     Write(resource=SERVICE_ACCOUNTS, namespace=TENANT_NAMESPACE, operations=frozenset({"CREATE", "UPDATE", "DELETE"})),
     Write(resource=CLUSTER_ROLE_BINDINGS, operations=frozenset({"CREATE", "UPDATE", "DELETE"})),
 )
-"""What the operator writes inside a control plane."""
+"""Writes of the operator inside a control plane."""
 _LEASE_WRITE: Final = Write(resource=LEASES, namespace="kube-system")
-"""By which controllers run, see the Lease of mcm."""
+"""Write of the Lease by which controllers run, see the Lease of mcm."""
 _BY_KIND: Final = {resource.kind: resource for resource in CONFIGURATIONS}
 _POINTER: Final = f"/metadata/annotations/{DELETE_ADMISSION_ANNOTATION.replace('/', '~1')}"
 _ALL_RIGHTS: Final = AuthSpec().default_role
 _SHOWN: Final = 253
 _LOOK_SECONDS: Final = 5.0
-"""An API server with lists without end does not hold up the operator for longer."""
+"""Maximum time of a search, because an API server could return endless lists."""
 
 
 async def tenant_failure(client: Client, what: str, error: ProviderError) -> ConditionError:
-    """Return what `tenant_error` does, with the webhook configurations and policies that may have caused the error.
+    """Return the error of `tenant_error`, with the webhook configurations and policies that may have caused it.
 
-    `client` is an administrator of the control plane. It asks only if a webhook is named, or a write ran out of time.
+    `client` is an administrator of the control plane. The search runs only if the error names a webhook, or if a write
+    timed out.
     """
     return tenant_error(what, error, guards=await blamed_guards(client, error, *_WRITES))
 
 
 @contextlib.asynccontextmanager
 async def tenant_errors(client: Client, what: str) -> AsyncIterator[None]:
-    """Turn a failure of the control plane of `client` into a ConditionError, see `tenant_failure`."""
+    """Convert a failure of the control plane of `client` into a ConditionError, see `tenant_failure`."""
     try:
         yield
     except ProviderError as error:
@@ -58,7 +60,7 @@ async def tenant_errors(client: Client, what: str) -> AsyncIterator[None]:
 
 
 async def lease_guards(client: Client) -> tuple[Guard, ...] | None:
-    """Return the webhooks that judge the Leases of controllers; None if the control plane does not tell."""
+    """Return the webhooks that admit the Leases of controllers; None if the control plane does not answer."""
     try:
         async with asyncio.timeout(_LOOK_SECONDS):
             return tuple(await guards_of(client, _LEASE_WRITE))
@@ -67,25 +69,23 @@ async def lease_guards(client: Client) -> tuple[Guard, ...] | None:
 
 
 def is_deletion_named(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> bool:
-    """Tell whether the owner of a control plane names a configuration or a policy that is to be deleted inside.
+    """Return whether the owner may and does request the deletion of a configuration or policy inside the control plane.
 
-    `chosen` is its class, which decides whether the owner may do that.
+    `chosen` is the class of the control plane, which decides whether the owner may do so.
     """
     return _named(control_plane) is not None and _gives_all_rights(chosen)
 
 
 async def delete_named(context: OperatorContext, control_plane: ControlPlane, client: Client) -> ControlPlane:
-    """Delete the configuration or policy that the owner names, then remove the annotation; returns the control plane.
+    """Delete the configuration or policy that the owner names, and then the annotation. Returns the control plane.
 
-    Call it only if `is_deletion_named` allows it.
-
-    `client` is an administrator of the control plane. Raises ConditionError if its API server refuses, and
-    ProviderError if the management cluster does.
+    Call this only if `is_deletion_named` is true. `client` is an administrator of the control plane. Raises
+    ConditionError if its API server refuses, and ProviderError if the management cluster refuses.
     """
-    named = _named(control_plane)
-    if named is None:
+    target = _named(control_plane)
+    if target is None:
         return control_plane
-    resource, name = named
+    resource, name = target
     async with tenant_errors(
         client, f"deleting {resource.kind} {name}, as annotation {DELETE_ADMISSION_ANNOTATION} asks"
     ):
@@ -97,10 +97,10 @@ async def delete_named(context: OperatorContext, control_plane: ControlPlane, cl
         else:
             message = f"{resource.kind} {name} is deleted inside the control plane, as its annotation asked"
             context.events.record(control_plane, reason="AdmissionDeleted", message=message)
-    # After the deletion: an operator that ends in between deletes once more, and forgets nothing.
+    # The annotation is removed after the deletion, so that an operator that is killed in between repeats the deletion.
     value = control_plane.metadata.annotations[DELETE_ADMISSION_ANNOTATION]
     removal = [{"op": "test", "path": _POINTER, "value": value}, {"op": "remove", "path": _POINTER}]
-    with contextlib.suppress(Invalid, NotFound):  # it names another one by now, or is gone
+    with contextlib.suppress(Invalid, NotFound):  # the annotation has changed, or the control plane is gone
         stored = await context.client.json_patch(CONTROL_PLANES, control_plane.name, removal)
         context.stores.control_planes.apply(stored)
         return control_plane.model_copy(update={"metadata": as_recorded(stored).metadata})
@@ -110,22 +110,22 @@ async def delete_named(context: OperatorContext, control_plane: ControlPlane, cl
 def refused_deletion(
     control_plane: ControlPlane, *, chosen: ControlPlaneClass | None, asleep: bool = False
 ) -> list[str]:
-    """Say, in a sentence, why the annotation has no effect; nothing if there is none, or it has.
+    """Return a sentence that explains why the annotation has no effect. Returns [] without an annotation, or if it has.
 
-    `asleep` tells whether no API server runs, so that the operator cannot look for the object now.
+    `asleep`: no API server runs, so the operator cannot search for the object now.
     """
     value = control_plane.metadata.annotations.get(DELETE_ADMISSION_ANNOTATION)
     if value is None:
         return []
-    said = f"annotation {DELETE_ADMISSION_ANNOTATION} is not acted on"
+    message = f"annotation {DELETE_ADMISSION_ANNOTATION} is not acted on"
     if _named(control_plane) is None:
-        return [f"{said}: {value[:_SHOWN]!r} is no KIND/NAME; KIND is one of {', '.join(_BY_KIND)}"]
+        return [f"{message}: {value[:_SHOWN]!r} is no KIND/NAME; KIND is one of {', '.join(_BY_KIND)}"]
     if chosen is not None and not _gives_all_rights(chosen):
         lacks = f"auth.defaultRole of ControlPlaneClass {chosen.name} is {chosen.spec.auth.default_role}"
-        return [f"{said}: {lacks}; have the administrator of the class delete {value}, or set {_ALL_RIGHTS} there"]
+        return [f"{message}: {lacks}; have the administrator of the class delete {value}, or set {_ALL_RIGHTS} there"]
     if asleep:
         wake = f"set annotation {WAKE_REQUESTED_ANNOTATION} to the present time to wake it"
-        return [f"{said} yet: control plane {control_plane.name} sleeps, and no API server runs; {wake}"]
+        return [f"{message} yet: control plane {control_plane.name} sleeps, and no API server runs; {wake}"]
     return []
 
 

@@ -1,7 +1,7 @@
-"""What every control plane has inside: system namespaces, the administrator's identity, the controllers' identity.
+"""Objects inside each control plane: system namespaces, the administrator's identity, and the controllers' identity.
 
-Everything goes through the tenant's own API by server-side apply, so that a repeated call writes nothing and drift is
-mended.
+All objects are written through the tenant's own API by server-side apply. A repeated call writes only to
+correct drift.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ __all__ = [
 ]
 
 TENANT_NAMESPACE: Final = "kplane-system"
-"""Where kplane's ServiceAccounts are, in each control plane."""
+"""Namespace of kplane's ServiceAccounts in each control plane."""
 
 JOIN_ADDON: Final = "kubeadm-join"
-"""The add-on that nodes join with; its bootstrap tokens are credentials like the others."""
+"""Add-on for joining nodes. Its bootstrap tokens are credentials, and are revoked like the others."""
 
 REVISION: Final = "2"
-"""Another one with each change of what `bootstrap` makes: templates that lack the change are made again."""
+"""Revision of the objects of `bootstrap`. Change it with the objects: templates of another revision are made again."""
 
 _SYSTEM_NAMESPACES: Final = ("default", "kube-system", "kube-public", "kube-node-lease", TENANT_NAMESPACE)
 _NAMES_AT_MOST: Final = 50
@@ -53,13 +53,14 @@ _FIELD_MANAGER: Final = "kplane-bootstrap"
 ADMIN_BINDING: Final = "controlplane-admin"
 CONTROLLERS_BINDING: Final = "controlplane-controllers"
 CONTROLLERS_ROLE: Final = "cluster-admin"
-"""Garbage collection and namespace deletion need every resource that the tenant may add."""
+"""ClusterRole of the controllers: garbage collection and namespace deletion need each resource that the tenant may add.
+"""
 MANAGED_LABELS: Final = {"app.kubernetes.io/managed-by": "kplane"}
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Who a binding is for: a ServiceAccount in `TENANT_NAMESPACE`, or a user known by client certificate."""
+    """Subject of a binding: a ServiceAccount in `TENANT_NAMESPACE`, or the user of a client certificate."""
 
     kind: Literal["ServiceAccount", "User"]
     name: str
@@ -67,7 +68,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A ClusterRoleBinding that gives one subject one ClusterRole."""
+    """ClusterRoleBinding of a ClusterRole to a subject."""
 
     name: str
     role: str
@@ -87,12 +88,15 @@ class Binding:
         }
 
     def is_in(self, stored: Any) -> bool:
-        """Tell whether a stored object gives the subject this role. The answer is a tenant's, and may be anything."""
+        """Return whether a stored object binds the subject to this role.
+
+        The object comes from a tenant and may be any JSON.
+        """
         if not isinstance(stored, dict):
             return False
-        wanted, subjects = self.body(), stored.get("subjects")
-        has_subject = isinstance(subjects, list) and wanted["subjects"][0] in subjects
-        return has_subject and stored.get("roleRef") == wanted["roleRef"]
+        desired, subjects = self.body(), stored.get("subjects")
+        has_subject = isinstance(subjects, list) and desired["subjects"][0] in subjects
+        return has_subject and stored.get("roleRef") == desired["roleRef"]
 
 
 ADMIN_ACCOUNT: Final = Subject("ServiceAccount", "controlplane-admin")
@@ -100,26 +104,26 @@ CONTROLLERS_ACCOUNT: Final = Subject("ServiceAccount", "controlplane-controllers
 
 
 def administrator(uid: str, *, by_certificate: bool) -> Subject:
-    """Return who the published kubeconfig is for, in the control plane with this uid.
+    """Return the subject of the published kubeconfig, in the control plane with this uid.
 
-    The user has the uid in its name, because a certificate cannot be revoked. A user of an earlier control plane, whose
-    data and CAs this one adopted, is another user then.
+    The user name contains the uid, because a certificate cannot be revoked. So the certificate of an earlier control
+    plane, whose data and CAs this control plane adopted, belongs to another user.
     """
     return Subject("User", f"kplane:admin:{uid}") if by_certificate else ADMIN_ACCOUNT
 
 
 def admin_binding(admin: Subject, *, role: str) -> Binding:
-    """Return what gives the administrator its role in every namespace."""
+    """Return the binding of the administrator to its role in all namespaces."""
     return Binding(ADMIN_BINDING, role, admin)
 
 
 def controllers_binding(controllers: Subject) -> Binding:
-    """Return what allows the controllers everything."""
+    """Return the binding of the controllers to all rights."""
     return Binding(CONTROLLERS_BINDING, CONTROLLERS_ROLE, controllers)
 
 
 def managed_labels(owner: str | None) -> dict[str, str]:
-    """Return the labels of accounts and bindings; `owner` is the uid of the control plane, if they are to name it."""
+    """Return the labels of accounts and bindings. `owner` is the uid of the control plane, or None to leave it out."""
     return MANAGED_LABELS if owner is None else {**MANAGED_LABELS, CONTROL_PLANE_UID_LABEL: owner}
 
 
@@ -132,47 +136,47 @@ async def bootstrap(
     owner: str | None = None,
     published: bool = False,
 ) -> None:
-    """Have everything in place; `client` is an administrator of the control plane.
+    """Create or update all objects. `client` is an administrator of the control plane.
 
-    Accounts and bindings carry `owner`, the uid of the control plane. `admin` gets the ClusterRole `admin_role` in
-    every namespace, `controllers` may do everything. Raises RoleMissing if that ClusterRole does not exist, with all
-    else in place, and the errors of `client`. A control plane whose credentials are `published` keeps the
-    administrator's former role in that case: a typo in a class must not take the access of each control plane that
-    names it. Before publication the former binding is removed, because it can be of an earlier control plane whose
-    data this one adopted.
+    Accounts and bindings have `owner`, the uid of the control plane, as a label. `admin` gets the ClusterRole
+    `admin_role` in all namespaces, `controllers` get all rights. Raises RoleMissing if that ClusterRole does not exist,
+    after all other objects are written, and the errors of `client`. If the credentials are `published`, the
+    administrator keeps its former role in that case. A typo in a class must not remove the access to all its control
+    planes. Before publication the former binding is removed, because it may belong to an earlier control plane whose
+    data this control plane adopted.
     """
     labels = managed_labels(owner)
-    named = await _first_namespaces(client)
-    # One after the other over one connection, because four more would cost more than they save.
+    existing = await _first_namespaces(client)
+    # Sequential requests on one connection, because four more connections would cost more than they save.
     for name in _SYSTEM_NAMESPACES:
-        if name not in named and not await client.exists(NAMESPACES, name):
+        if name not in existing and not await client.exists(NAMESPACES, name):
             with contextlib.suppress(AlreadyExists):
                 await client.create(NAMESPACES, {"metadata": {"name": name}})
     for subject in (admin, controllers):
         if subject.kind == "ServiceAccount":
             await _apply_account(client, subject.name, labels=labels)
-    # First of the bindings: the controllers serve the tenant whatever is wrong with the administrator's role.
+    # The controllers are bound first, because they serve the tenant even if the administrator's role is missing.
     await _bind(client, controllers_binding(controllers), labels=labels)
     if not await client.exists(CLUSTER_ROLES, admin_role):
         former = await _former_role(client)
         if former is not None and published:
-            # The subject changes with auth.model, and its new credential must work as the former one did.
+            # The subject changes with auth.model, and its new credential needs the role of the former subject.
             await _bind(client, admin_binding(admin, role=former), labels=labels)
         elif former != admin_role:
             with contextlib.suppress(NotFound):
                 await client.delete(CLUSTER_ROLE_BINDINGS, ADMIN_BINDING)
-        kept = f"; the administrator keeps ClusterRole {former} until then" if published and former else ""
+        hint = f"; the administrator keeps ClusterRole {former} until then" if published and former else ""
         raise RoleMissing(
             f"ClusterRole {admin_role} does not exist in the control plane; create it there, or correct"
-            f" spec.auth.defaultRole of its class{kept if former != admin_role else ''}"
+            f" spec.auth.defaultRole of its class{hint if former != admin_role else ''}"
         )
     await _bind(client, admin_binding(admin, role=admin_role), labels=labels)
 
 
 async def _first_namespaces(client: Client) -> set[str]:
-    """Return names of namespaces: the first of a list, usually all that are needed, by one small answer.
+    """Return the names of the first namespaces in a list. A small answer usually contains all required names.
 
-    A table has no objects: how many namespaces the tenant has besides, and what is written on them, is its own affair.
+    The Table without objects keeps the answer small, however many namespaces the tenant has.
     """
     try:
         table = await client.request(
@@ -180,11 +184,11 @@ async def _first_namespaces(client: Client) -> set[str]:
         )
         return {row["cells"][0] for row in table["rows"]}
     except (Forbidden, LookupError, TypeError):
-        return set()  # a server without tables, or one that refuses to list, is asked for each name
+        return set()  # for a server without tables, or without the right to list, the caller checks each name
 
 
 async def _former_role(client: Client) -> str | None:
-    """Return the ClusterRole that the administrator's binding gives; None without a binding."""
+    """Return the ClusterRole of the administrator's binding; None without a binding."""
     try:
         role_ref = (await client.get(CLUSTER_ROLE_BINDINGS, ADMIN_BINDING)).get("roleRef")
     except NotFound:

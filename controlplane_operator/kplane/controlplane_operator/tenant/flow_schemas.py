@@ -1,10 +1,10 @@
-"""Has an API server count apart the requests of its users, of kplane, and of strangers.
+"""FlowSchemas that make an API server count the requests of its users, of kplane, and of anonymous clients separately.
 
-API Priority and Fairness counts requests by priority level. It counts no request with a bad credential: the API server
-answers 401 before. An anonymous request gets into the priority level of users, unless a FlowSchema leads it elsewhere.
-See https://kubernetes.io/docs/concepts/cluster-administration/flow-control/.
+API Priority and Fairness counts requests by priority level. It counts no request with an invalid credential: the API
+server answers 401 before. An anonymous request gets into the priority level of users, unless a FlowSchema assigns
+another level. See https://kubernetes.io/docs/concepts/cluster-administration/flow-control/.
 
-Only control planes with host names get these objects. At others, the gateway sees each request.
+Only control planes with host names get these objects. At other control planes, the gateway sees each request.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from kplane.provider import Client, NotFound, Resource
 __all__ = ["PRIORITY_LEVELS", "apply_flow_schemas", "count_user_requests"]
 
 PRIORITY_LEVELS: Final = "/debug/api_priority_and_fairness/dump_priority_levels"
-"""Path of a table of all priority levels. It takes 3 ms of an API server, and `/metrics` takes 75 ms."""
+"""Path of a table of all priority levels. The table takes 3 ms of an API server's time, and `/metrics` takes 75 ms."""
 
 _GROUP: Final = "flowcontrol.apiserver.k8s.io"
 _FLOW_SCHEMAS: Final = Resource(f"{_GROUP}/v1", "FlowSchema", "flowschemas", namespaced=False)
 _LEVELS: Final = Resource(f"{_GROUP}/v1", "PriorityLevelConfiguration", "prioritylevelconfigurations", namespaced=False)
 _FIELD_MANAGER: Final = "kplane-bootstrap"
 _PRECEDENCE: Final = 50
-"""After `exempt` and `probes`, which are upstream's first ones, and before all its others."""
+"""After upstream's first FlowSchemas `exempt` and `probes`, and before all others of upstream."""
 _KPLANE: Final = "kplane"
 _ANONYMOUS: Final = "kplane-anonymous"
 _CATCH_ALL: Final = "catch-all"
 _NO_USERS: Final = frozenset({_KPLANE, _CATCH_ALL, "exempt"})
 """Priority levels without requests of users.
 
-In `exempt` are health probes, the API server's own requests, and group system:masters. In `catch-all` are anonymous
-requests. All requests are there until the API server has read its FlowSchemas.
+Level `exempt` has health probes, the API server's own requests, and group system:masters. Level `catch-all` has
+anonymous requests, and all requests until the API server has read its FlowSchemas.
 """
 _LEVEL: Final = {
     "type": "Limited",
-    # As upstream's workload-high, where controllers are. What they leave unused, others may borrow.
+    # As upstream's workload-high, the level of controllers. Other levels may borrow unused shares.
     "limited": {
         "nominalConcurrencyShares": 40,
         "lendablePercent": 50,
@@ -67,18 +67,19 @@ _PROBES: Final = {
     ],
     "nonResourceRules": [{"verbs": ["get"], "nonResourceURLs": ["/version"]}],
 }
-"""What the operator asks as the administrator: it tries the published credentials (`controlplanes/credentials.py` and
-`credential_probes.py`), and looks at Leases by the same connection (`registrations/heartbeats.py`)."""
+"""Requests of the operator as the administrator: it tries the published credentials (`controlplanes/credentials.py` and
+`credential_probes.py`), and reads Leases over the same connection (`registrations/heartbeats.py`).
+"""
 
 
 async def apply_flow_schemas(client: Client, *, admin: Subject, controllers: Subject) -> None:
-    """Have the objects in place; `client` is an administrator of the control plane. Raises what `client` raises.
+    """Create or update the objects. `client` is an administrator of the control plane. Raises the errors of `client`.
 
-    An API server without this API gets none of them.
+    An API server without this API gets no objects.
     """
     rules = [{"subjects": [_subject(controllers)], **_ALL}, {"subjects": [_subject(admin)], **_PROBES}]
     strangers = {"subjects": [{"kind": "Group", "group": {"name": "system:unauthenticated"}}], **_ALL}
-    # The level comes first. A FlowSchema without its level is in force too, and would refuse requests.
+    # The level comes first. A FlowSchema without its level is active too, and would refuse requests.
     objects = (
         (_LEVELS, _KPLANE, _LEVEL),
         (_FLOW_SCHEMAS, _KPLANE, _flow_schema(rules, level=_KPLANE)),
@@ -91,9 +92,9 @@ async def apply_flow_schemas(client: Client, *, admin: Subject, controllers: Sub
 
 
 def count_user_requests(table: str) -> int:
-    """Return how many requests of users an API server has executed, by its table of priority levels.
+    """Return the number of executed requests of users, from the table of priority levels of an API server.
 
-    Raises ValueError if the table cannot be understood.
+    Raises ValueError if the table cannot be parsed.
     """
     header, *rows = ([cell.strip() for cell in line.split(",")] for line in table.splitlines() if line.strip())
     name, executed = header.index("PriorityLevelName"), header.index("DispatchedRequests")

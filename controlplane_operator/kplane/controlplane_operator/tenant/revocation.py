@@ -1,4 +1,4 @@
-"""Revokes, in a control plane, the identities that `bootstrap` made there. Every call may be repeated."""
+"""Revocation of the identities that `bootstrap` created in a control plane. Each call may be repeated."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _FIELD_MANAGER: Final = "kplane-bootstrap"
 _LAST_RIGHT: Final = "controlplane-revocation"
 _TRIES: Final = 20
 _PAUSE_SECONDS: Final = 0.1
-"""An API server sees what was granted and taken by watches of its own, some milliseconds later."""
+"""Pause between attempts. An API server observes granted and removed rights by its own watches, with some delay."""
 
 
 async def revoke(client: Client, *, owner: str | None = None) -> None:
-    """Have the tokens and certificates of both identities be worth nothing; `client` is an administrator.
+    """Invalidate the tokens and certificates of both identities. `client` is an administrator.
 
-    With `owner`, the uid of a control plane, an identity that carries the uid of another control plane stays. Raises
-    what `client` raises.
+    With `owner`, the uid of a control plane, identities with the uid of another control plane are not changed. Raises
+    the errors of `client`.
     """
     foreign = await _foreign(client, owner=owner) if owner is not None else frozenset[str]()
     for account in (ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT):
@@ -50,7 +50,7 @@ async def revoke(client: Client, *, owner: str | None = None) -> None:
         if account.name not in foreign:
             await _end(client, account)
     if CONTROLLERS_ACCOUNT.name not in foreign:
-        # Last: no identity can make another token any more.
+        # Last, because after this step no identity can create another token.
         await _end_join_tokens(client)
         for resource in (ROLE_BINDINGS, ROLES):
             with contextlib.suppress(NotFound):
@@ -58,16 +58,16 @@ async def revoke(client: Client, *, owner: str | None = None) -> None:
 
 
 async def revoke_as_controllers(client: Client, *, owner: str | None = None) -> None:
-    """The same, where `client` is the controllers' own identity: it goes last, and its rights before it.
+    """Invalidate both identities with the controllers' own identity as `client`. Its rights and its account go last.
 
-    An account without rights would not do: bound again by whoever adopts the API server next, its old tokens were good
-    again. So the one right to delete that account is granted to it before all others are taken. What is left is that
-    right, which lets an account of this name delete itself.
+    It is not enough to remove the rights of the account: if the next control plane that adopts the API server binds the
+    account again, its old tokens would be valid again. So the account first gets the right to delete itself, and then
+    loses all others. Only this right remains, which lets an account of this name delete itself.
 
-    Raises Forbidden where it has not the rights that `bootstrap` gave it, Unauthorized where its token is refused, as
-    it is once all of this was done.
+    Raises Forbidden if the account lacks the rights that `bootstrap` gave it, and Unauthorized if its token is refused,
+    as after a complete revocation.
     """
-    # Where an earlier call got so far that the rights are gone, only the account is left.
+    # Forbidden means that an earlier call has removed the rights, so only the account remains to be deleted.
     with contextlib.suppress(Forbidden):
         foreign = await _foreign(client, owner=owner) if owner is not None else frozenset[str]()
         if ADMIN_ACCOUNT.name not in foreign:
@@ -90,9 +90,9 @@ async def revoke_as_controllers(client: Client, *, owner: str | None = None) -> 
 
 
 async def _foreign(client: Client, *, owner: str) -> frozenset[str]:
-    """Name the identities whose account or binding carries the uid of another control plane.
+    """Return the names of identities whose account or binding has the uid of another control plane.
 
-    Accounts without a uid are those of earlier versions of kplane, which wrote none.
+    Accounts without a uid were created by earlier versions of kplane, which wrote no uid.
     """
     foreign = set[str]()
     for account in (ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT):
@@ -116,7 +116,7 @@ async def _end(client: Client, account: Subject) -> None:
 
 
 async def _end_join_tokens(client: Client) -> None:
-    """Delete them in one call: who may write Secrets may have made more of them than could be listed."""
+    """Delete the join tokens in a single call, because users who may write Secrets may have created too many."""
     await client.delete_all(SECRETS, namespace=_JOIN_NAMESPACE, label_selector=f"{ADDON_LABEL}={JOIN_ADDON}")
 
 
@@ -136,7 +136,7 @@ async def _grant_last_right(client: Client, *, owner: str | None) -> None:
 
 
 async def revoke_issued(administrator: ClusterConfig) -> None:
-    """Have what was issued in a control plane be worth nothing; raises ConditionError where it cannot be reached."""
+    """Invalidate all issued credentials of a control plane. Raises ConditionError if it is unreachable."""
     try:
         async with tenant_client(administrator) as client, tenant_errors(client, _TAKING_BACK):
             await revoke(client)

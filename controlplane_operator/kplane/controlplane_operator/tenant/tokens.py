@@ -15,12 +15,12 @@ from kplane.provider import Client
 __all__ = ["Token", "issue_token", "request_token"]
 
 _TOKEN: Final = re.compile(r"[-._~+/=0-9A-Za-z]{1,16384}")
-"""A bearer token by RFC 6750, of a length that headers have."""
+"""Pattern of a bearer token by RFC 6750, with a length that fits into headers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A bearer token and the end of its life as the API server granted it."""
+    """Bearer token with the expiry that the API server granted."""
 
     value: str = field(repr=False)
     expires_at: dt.datetime
@@ -29,9 +29,9 @@ class Token:
 async def request_token(
     client: Client, *, service_account: str, lifetime: dt.timedelta, namespace: str = TENANT_NAMESPACE
 ) -> Token:
-    """Ask for a token of a ServiceAccount; the API server may grant a shorter or longer life.
+    """Request a token of a ServiceAccount. The API server may grant a shorter or longer lifetime.
 
-    Raises BootstrapFailed where the answer is no token, and what `client` raises.
+    Raises BootstrapFailed if the answer has no valid token, and the errors of `client`.
     """
     path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{service_account}/token"
     body = {
@@ -42,7 +42,7 @@ async def request_token(
     answer: Any = await client.request("POST", path, body=body)
     try:
         value, expires = answer["status"]["token"], dt.datetime.fromisoformat(answer["status"]["expirationTimestamp"])
-        # It goes into Secrets and headers, so it has to be fit for both.
+        # The token is written into Secrets and headers, so it must be valid for both.
         if _TOKEN.fullmatch(value) and expires.tzinfo is not None:
             return Token(value=value, expires_at=expires)
     except (KeyError, TypeError, ValueError):
@@ -51,15 +51,15 @@ async def request_token(
 
 
 async def issue_token(client: Client, *, service_account: str, lifetime: dt.timedelta) -> Identity:
-    """Ask the control plane for a token of one of our ServiceAccounts; the life that it grants counts.
+    """Request a token of a ServiceAccount in `TENANT_NAMESPACE`. The granted lifetime applies.
 
-    Raises BootstrapFailed where the token has ended already by our clock: to renew it would never end.
+    Raises BootstrapFailed if the token has expired already by the local clock, because its renewal would never end.
     """
-    asked = dt.datetime.now(dt.UTC)
+    requested_at = dt.datetime.now(dt.UTC)
     token = await request_token(client, service_account=service_account, lifetime=lifetime)
-    if token.expires_at <= asked:
+    if token.expires_at <= requested_at:
         raise BootstrapFailed(
             f"the API server gave a token that ended at {token.expires_at.isoformat()}, and here it is"
-            f" {asked.isoformat(timespec='seconds')}; set the clocks of both machines right"
+            f" {requested_at.isoformat(timespec='seconds')}; set the clocks of both machines right"
         )
-    return of_token(token.value, asked_at=asked, expires_at=token.expires_at, lifetime=lifetime)
+    return of_token(token.value, asked_at=requested_at, expires_at=token.expires_at, lifetime=lifetime)

@@ -1,1 +1,1 @@
-"""Follows the management cluster, and wakes reconcilers."""
+"""Watches of the management cluster, which wake the reconcilers."""

@@ -1,4 +1,4 @@
-"""Places: what of an API server, or of the shared etcd, one control plane has for itself, and which place is whose."""
+"""Exclusive places of control planes, in an API server or the shared etcd, and the holders of each place."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _ETCD: Final = "shared etcd/"
 
 
 def etcd_address(cluster_path: str) -> str:
-    """Name what lies under a clusterPath in the etcd that control planes of mode Virtual share."""
+    """Return the name of the place of a clusterPath in the shared etcd."""
     return f"{_ETCD}{cluster_path}"
 
 
 def is_etcd_address(address: str) -> bool:
-    """Tell whether a place is one of the shared etcd, and not the address of an API server."""
+    """Return whether a place is in the shared etcd, and not the address of an API server."""
     return address.startswith(_ETCD)
 
 
 def held_addresses(control_plane: Object) -> list[str]:
-    """Return the places that are written down as a control plane's, in its status.
+    """Return the places that the status of a control plane records.
 
-    An adopted one has where it is published, and what it was granted last; the two differ while it moves.
+    An adopted control plane has the address in use and the latest granted address. They differ while it moves.
     """
     status = control_plane.get("status") or {}
     if stored_condition(control_plane, MANAGED).get("status") != "False":
@@ -39,7 +39,10 @@ def held_addresses(control_plane: Object) -> list[str]:
 
 
 def begun_addresses(namespace: Object) -> list[str]:
-    """Return the place that a management namespace records: it counts until the status of its control plane says it."""
+    """Return the place that a management namespace records.
+
+    The record counts until the status of the control plane has the place.
+    """
     annotations = namespace["metadata"].get("annotations") or {}
     if path := annotations.get(CLUSTER_PATH_ANNOTATION):
         return [etcd_address(path)]
@@ -47,20 +50,20 @@ def begun_addresses(namespace: Object) -> list[str]:
 
 
 def owner_uids(namespace: Object) -> set[str]:
-    """Return the uid of the control plane that a management namespace is of, as annotation or owner."""
+    """Return the uid of the control plane of a management namespace, from its annotation or owner reference."""
     metadata = namespace["metadata"]
     owners = {owner.get("uid") for owner in metadata.get("ownerReferences") or ()}
     return {uid for uid in (*owners, (metadata.get("annotations") or {}).get(UID_ANNOTATION)) if uid}
 
 
 def written_addresses(endpoint: Object) -> list[str]:
-    """Return the places that a ControlPlaneEndpoint may lead to as it is written, without a tenant's path."""
+    """Return the addresses in spec and status of a ControlPlaneEndpoint, without the path of a tenant."""
     return _addresses(*((endpoint.get(part) or {}).get("endpoint") for part in ("spec", "status")))
 
 
 def _addresses(*urls: str | None) -> list[str]:
-    found = []
+    addresses = []
     for url in urls:
         with contextlib.suppress(ValueError):
-            found += [normalized_address(url)] if url else []
-    return list(dict.fromkeys(found))
+            addresses += [normalized_address(url)] if url else []
+    return list(dict.fromkeys(addresses))

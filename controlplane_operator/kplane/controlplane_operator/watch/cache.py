@@ -1,4 +1,4 @@
-"""Objects of the management cluster as last seen, told apart by (namespace or "", name)."""
+"""Cache of objects of the management cluster, keyed by (namespace or "", name)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What happened to one object: `old` is None for a new one, `new` for one that is gone."""
+    """A change of an object: `old` is None for a new object, and `new` is None for a deleted object."""
 
     key: Key
     old: Object | None
@@ -34,18 +34,18 @@ def key_of(obj: Mapping[str, Any]) -> Key:
 
 
 class Store:
-    """All objects of one kind, fed by watch events, by lists, and by what our own writes return.
+    """All objects of a kind, fed by watch events, by lists, and by the answers to the operator's own writes.
 
-    These three may overtake each other. The resourceVersion decides: nothing older ever replaces something newer, and
-    an object that was seen to go does not come back by an older list.
+    These sources may overtake each other. The resourceVersion decides: an older object never replaces a newer object.
+    An object that was seen to be deleted does not return by an older list.
 
-    An indexer or a listener that raises is logged with the name of the object. It holds up no other one.
+    If an indexer or a listener raises, the error is logged with the name of the object, and the others still run.
     """
 
     def __init__(
         self, resource: Resource, *, indexers: Mapping[str, Callable[[Object], Iterable[str]]] | None = None
     ) -> None:
-        """Each indexer gives the values under which `by` finds an object."""
+        """Each indexer returns the values under which `by` finds an object."""
         self.resource = resource
         self._objects: dict[Key, Object] = {}
         self._namespaces: dict[str, dict[Key, Object]] = {}
@@ -62,37 +62,38 @@ class Store:
         return len(self._objects)
 
     def get(self, key: Key) -> Object | None:
-        """Return the object, or None."""
+        """Return the object; None if there is none."""
         return self._objects.get(key)
 
     def read(self, key: Key, reader: Callable[[Object], T]) -> T | None:
-        """Return what `reader` makes of an object, made once for each state of it; None if there is no object.
+        """Return the result of `reader` for an object, computed once per version; None if there is no object.
 
-        For a kind of few objects with many readers, since the results take memory. A store has one reader.
+        This is for kinds with few objects and many readers, since the results take memory. A store supports a single
+        reader function.
         """
         obj = self._objects.get(key)
         if obj is None:
             return None
         if key not in self._read:
             self._read[key] = reader(obj)
-        found: T = self._read[key]
-        return found
+        result: T = self._read[key]
+        return result
 
     def by(self, index: str, value: str) -> list[Object]:
         """Return the objects that an indexer files under a value, in the order of their keys."""
         return [self._objects[key] for key in sorted(self._indexes[index].get(value, ()))]
 
     def listen(self, listener: Callable[[Change], None]) -> None:
-        """Call back, at once and in order, with every change from now on."""
+        """Call the listener with every change from now on, immediately and in order."""
         self._listeners.append(listener)
 
     def replay(self, listener: Callable[[Change], None]) -> None:
-        """Call back once with every known object, as if all of them had just come."""
+        """Call the listener once with every present object, as if all of them were new."""
         for key, obj in list(self._objects.items()):
             self._call(listener, Change(key, None, obj))
 
     def apply(self, obj: Object) -> None:
-        """Take in an object as it was seen; an older or equal one than the known one changes nothing."""
+        """Store an object unless the store has the same or a newer version."""
         key = key_of(obj)
         if not self.lacks(key, resource_version=obj["metadata"]["resourceVersion"]):
             return
@@ -101,23 +102,23 @@ class Store:
         self._set(key, obj)
 
     def lacks(self, key: Key, *, resource_version: str) -> bool:
-        """Tell whether `apply` would change something for an object of this key and resourceVersion."""
-        known, version = self._objects.get(key), int(resource_version)
-        return version > self._gone.get(key, -1) and (known is None or version > _version(known))
+        """Return whether `apply` would change the store for an object of this key and resourceVersion."""
+        stored, version = self._objects.get(key), int(resource_version)
+        return version > self._gone.get(key, -1) and (stored is None or version > _version(stored))
 
     def remove(self, obj: Object) -> None:
-        """Take in that an object was seen to go; `obj` is its last state."""
+        """Remove a deleted object; `obj` is its last state."""
         key, version = key_of(obj), _version(obj)
-        known = self._objects.get(key)
-        if known is not None and _version(known) > version:
+        stored = self._objects.get(key)
+        if stored is not None and _version(stored) > version:
             return
         self._gone[key] = max(version, self._gone.get(key, -1))
         self._set(key, None)
 
     def see(self, event: Event) -> None:
-        """Take in what an Informer says.
+        """Apply the event of an informer.
 
-        Most of that are our own writes, whose answers are known: those are not even parsed.
+        Most events are the operator's own writes, whose answers are stored already. Such events are not parsed.
         """
         if event.kind == "DELETED":
             self.remove(event.object)
@@ -125,7 +126,7 @@ class Store:
             self.apply(event.object)
 
     def replace(self, objects: Iterable[Object], *, resource_version: str, namespace: str | None = None) -> None:
-        """Take in a complete list: what it lacks is gone, unless it came after the list was made."""
+        """Apply a complete list. Objects that it lacks are removed unless they are newer than the list."""
         listed = int(resource_version)
         seen = set()
         for obj in objects:
@@ -139,17 +140,17 @@ class Store:
         self._gone = {key: version for key, version in self._gone.items() if version > listed}
 
     def of_namespace(self, namespace: str) -> list[Object]:
-        """Return the objects of one namespace."""
+        """Return the objects of a namespace."""
         return list(self._namespaces.get(namespace, {}).values())
 
     def repeat(self, namespace: str) -> None:
-        """Call all listeners once more with the objects of a namespace, which have not changed."""
+        """Call all listeners with the unchanged objects of a namespace."""
         for obj in self.of_namespace(namespace):
             for listener in self._listeners:
                 self._call(listener, Change(key_of(obj), obj, obj))
 
     def forget(self, namespace: str) -> None:
-        """Drop all objects of a namespace that is followed no longer; a later list may bring them back."""
+        """Remove all objects of a namespace that is no longer watched. A later list may bring them back."""
         for obj in self.of_namespace(namespace):
             self._set(key_of(obj), None)
 
@@ -171,12 +172,12 @@ class Store:
     def _call(self, listener: Callable[[Change], None], change: Change) -> None:
         try:
             listener(change)
-        except Exception:  # noqa: BLE001 - the others must hear of it
+        except Exception:  # noqa: BLE001 - the other listeners must still be called
             _log.exception("failed to handle a change of %s", self._named(change.key))
 
     def _reindex(self, key: Key, old: Object | None, new: Object | None) -> None:
         for name, index in self._indexes.items():
-            # What was not indexed was logged then.
+            # A failure to index the old version was logged at that time.
             before, after = self._values(name, old, logged=False), self._values(name, new)
             for value in before - after:
                 index[value].discard(key)
@@ -186,12 +187,12 @@ class Store:
                 index.setdefault(value, set()).add(key)
 
     def _values(self, name: str, obj: Object | None, *, logged: bool = True) -> set[str]:
-        """Return the values under which an index has an object: none if the indexer raises."""
+        """Return the values under which an index has an object; empty if the indexer raises."""
         if obj is None:
             return set()
         try:
             return set(self._indexers[name](obj))
-        except Exception:  # noqa: BLE001 - an object of any shape may have been stored
+        except Exception:  # noqa: BLE001 - a stored object may have any shape
             if logged:
                 _log.exception("failed to index %s by %r", self._named(key_of(obj)), name)
             return set()
@@ -201,28 +202,28 @@ class Store:
 
 
 def _version(obj: Mapping[str, Any]) -> int:
-    # A decimal number that grows, and comparable: promised by Kubernetes since 1.35, true of etcd always.
+    # Kubernetes promises increasing decimal numbers since 1.35, and etcd has always provided them.
     return int(obj["metadata"]["resourceVersion"])
 
 
 class UIDTracker:
-    """Remembers by its uid who had each name when that was looked at last."""
+    """Remembers the latest uid of each name."""
 
     def __init__(self) -> None:
         self._uids: Final[dict[Key, str]] = {}
 
     def former(self, key: Key, *, uid: str | None) -> str | None:
-        """Return the uid of who had the name and is gone, where something of it may be left; `uid` has it now."""
-        known = self._uids.get(key)
-        return known if known != uid else None
+        """Return the uid that had the name before, if it differs from the present `uid`; traces of it may be left."""
+        former_uid = self._uids.get(key)
+        return former_uid if former_uid != uid else None
 
     def succeed(self, key: Key, *, uid: str | None) -> None:
-        """Remember the uid under the name now; None if there is no such object."""
+        """Record the present uid of the name; None if there is no such object."""
         if uid is None:
             self._uids.pop(key, None)
         else:
             self._uids[key] = uid
 
     def of(self, concerned: Callable[[str], bool]) -> list[Key]:
-        """Return the names under which those are remembered whose uid is as asked for."""
+        """Return the names whose recorded uid satisfies the predicate."""
         return [key for key, uid in self._uids.items() if concerned(uid)]

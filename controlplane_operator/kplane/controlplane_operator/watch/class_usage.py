@@ -1,4 +1,4 @@
-"""Who uses a class, and for which of them it cannot be acted on."""
+"""Users of a class, and the fields of the class that have no effect for some of them."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ __all__ = ["concerned_classes", "named", "unserved"]
 
 _NAMED_AT_MOST: Final = 5
 _ROLES_OF_KUBERNETES: Final = frozenset({"cluster-admin", "admin", "edit", "view"})
-"""ClusterRoles that each API server makes when it starts."""
+"""ClusterRoles that each API server creates when it starts."""
 
 
 def unserved(chosen: ControlPlaneClass, *, users: Sequence[Object]) -> list[str]:
-    """Say, in sentences, what of a class cannot be acted on, or not for some control planes that name it."""
-    told = []
+    """Return sentences about fields of a class that have no effect, or none for some of its control planes."""
+    sentences = []
     if missing := [service for service in chosen.spec.default_services if not service.served]:
-        told.append(f"nothing serves {', '.join(missing)} in defaultServices; remove it")
+        sentences.append(f"nothing serves {', '.join(missing)} in defaultServices; remove it")
     adopted = [obj for obj in users if _is_adopted(obj)]
     if chosen.spec.auth.model is AuthModel.X509 and adopted:
-        told.append(
+        sentences.append(
             f"auth.model x509 needs the client CA, which kplane does not have of adopted {named(adopted)}; they need a"
             " class with model token"
         )
     allowed = chosen.spec.modes_allowed
     forbidden = [obj for obj in users if allowed and obj["spec"].get("mode", ControlPlaneMode.VIRTUAL) not in allowed]
     if forbidden:
-        told.append(f"modesAllowed does not allow the mode of {named(forbidden)}; those that run keep running")
+        sentences.append(f"modesAllowed does not allow the mode of {named(forbidden)}; those that run keep running")
     role = f"ClusterRole {chosen.spec.auth.default_role}, auth.defaultRole,"
     if roleless := [obj for obj in users if _lacks_role(obj)]:
-        told.append(f"{role} does not exist in {named(roleless)}")
+        sentences.append(f"{role} does not exist in {named(roleless)}")
     asleep = [obj for obj in users if _is_asleep(obj)]
     if asleep and chosen.spec.auth.default_role not in _ROLES_OF_KUBERNETES:
-        told.append(
+        sentences.append(
             f"{role} was not looked for in sleeping {named(asleep)}: no API server runs; each wake looks for it"
         )
-    return told
+    return sentences
 
 
 def named(control_planes: Sequence[Object]) -> str:
-    """Name control planes for people; of many, the first few."""
+    """Return the names of control planes for a message; at most five of them."""
     names = [obj["metadata"]["name"] for obj in control_planes]
     more = f" and {len(names) - _NAMED_AT_MOST} more" if len(names) > _NAMED_AT_MOST else ""
     return f"control plane{'s' if len(names) > 1 else ''} {', '.join(names[:_NAMED_AT_MOST])}{more}"
 
 
 def concerned_classes(change: Change) -> set[str]:
-    """Return the names of the classes whose status a change of a control plane concerns."""
+    """Return the names of the classes whose status depends on a change of a control plane."""
     before, after = (_use(obj) if obj is not None else set() for obj in (change.old, change.new))
     return {name for name, *_ in before ^ after}
 

@@ -1,4 +1,4 @@
-"""Conditions of objects as they are stored: with many objects, no model is made to read one of them."""
+"""Conditions of stored objects, read without a model, because there may be many objects."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ __all__ = ["stored_condition"]
 
 
 def stored_condition(obj: Object | None, type: str) -> Mapping[str, Any]:  # noqa: A002 - upstream's word
-    """Return the condition of that type; an empty one where there is no object, or none of that type."""
+    """Return the condition of this type; an empty mapping if the object or the condition is missing."""
     status = (obj or {}).get("status") or {}
-    return next((each for each in status.get("conditions") or () if each["type"] == type), {})
+    return next((condition for condition in status.get("conditions") or () if condition["type"] == type), {})

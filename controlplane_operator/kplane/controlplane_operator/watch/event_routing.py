@@ -1,4 +1,4 @@
-"""Which objects a change concerns: every reconciler is woken by whatever its result depends on."""
+"""Routing of changes to work queues: each change enqueues the reconcilers whose results depend on the object."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ _CREDENTIALS_REFUSED: Final = "CredentialsRefused"
 """A reason of mcm."""
 
 _CLASS_SECONDS: Final = 1.0
-"""So long a class waits for more of what its status tells, so that many control planes at once are one write."""
+"""Delay before a class is reconciled, so that changes of many control planes lead to a single status write."""
 
 _WORDS: Final = frozenset({"conditions", "phase", "keyFingerprints"})
-"""What a status repeats or says in words, and no pass acts on as soon as it changes."""
+"""Status fields that repeat other facts, or are messages. No reconciler has to react to them at once."""
 _PROGRESS: Final = frozenset({"keys", "bytes", "percent", "lagMilliseconds", "message"})
-"""What a migration says of itself while nothing else changes. Its next look is timed."""
+"""Progress fields of a migration. The migration itself schedules its next reconcile."""
 
 
 def connect(stores: Stores, *, queues: Queues) -> None:
-    """Have every change in the stores, from now on, enqueue what depends on the object."""
+    """Enqueue the dependent objects for every later change in the stores."""
     for store, listener in _listeners(stores, queues):
         store.listen(listener)
 
 
 def wake_all(stores: Stores, *, queues: Queues) -> None:
-    """Enqueue what depends on any object that is known, as if all of them had just come."""
+    """Enqueue the dependents of all stored objects, as if all of them were new."""
     for store, listener in _listeners(stores, queues):
         store.replay(listener)
 
@@ -84,12 +84,12 @@ def _listeners(stores: Stores, queues: Queues) -> tuple[tuple[Store, Callable[[C
 
 
 def wake_by_component(component: str, *, stores: Stores, queues: Queues) -> None:
-    """Enqueue the control plane that a component of the runtime belongs to, or the registration whose mcm it is."""
+    """Enqueue the control plane of a runtime component, or the registration whose mcm the component is."""
     if (mark := mark_of(component)) is not None:
         for obj in stores.registrations.by("mcm", mark):
             queues.mcms.add(("", obj["metadata"]["name"]))
         for obj in stores.control_planes.by("namespace", place(component).namespace):
-            # A removal continues when each mcm there has ended.
+            # A removal continues once each mcm there has ended.
             if "deletionTimestamp" in obj["metadata"]:
                 queues.control_planes.add(key_of(obj))
     for obj in stores.control_planes.by("component", component):
@@ -97,34 +97,34 @@ def wake_by_component(component: str, *, stores: Stores, queues: Queues) -> None
 
 
 def _matters(change: Change) -> bool:
-    """Tell whether more changed than conditions and phase.
+    """Return whether more changed than conditions, phase and progress.
 
-    Those are our own words. An object that was looked at again for them would never come to rest where an API server
-    says something else each time, such as an error with a request's number.
+    The operator writes these fields itself. If they caused a reconcile, an object with a new message at
+    each attempt would never come to rest. An example is an error of an API server with a request number.
     """
     return _without_words(change.old) != _without_words(change.new)
 
 
 def _without_status(obj: Object | None) -> Object | None:
-    without = _without_words(obj)
-    return {**without, "status": None} if without is not None else None
+    stripped = _without_words(obj)
+    return {**stripped, "status": None} if stripped is not None else None
 
 
 def is_hibernated(control_plane: Object) -> bool:
-    """Tell whether a control plane sleeps, falls asleep, or is not awake again yet."""
+    """Return whether a control plane sleeps, falls asleep, or is not awake again yet."""
     return (control_plane.get("status") or {}).get("hibernation") is not None
 
 
 def _reached(obj: Object | None) -> set[tuple[str, bool]]:
-    """Return the endpoint that a control plane is reached at, and whether something answers there.
+    """Return the endpoint of a control plane, and whether an API server answers there.
 
-    It is the one that it names, or its own once it is published.
+    It is the endpoint that the spec names, or the control plane's own endpoint once published.
     """
     if obj is None:
         return set()
-    named = field_of("spec", "endpointRef", "name")(obj)
+    referenced = field_of("spec", "endpointRef", "name")(obj)
     own = [obj["metadata"]["name"]] if field_of("status", "endpoint")(obj) else []
-    return {(name, not is_hibernated(obj)) for name in named or own}
+    return {(name, not is_hibernated(obj)) for name in referenced or own}
 
 
 def _is_ready(obj: Object | None) -> bool:
@@ -136,13 +136,13 @@ def _ready_reason(obj: Object | None) -> str | None:
 
 
 def refused_since(registration: Object | None) -> str | None:
-    """Return since when mcm reports that the control plane refuses its controllers; None: it does not."""
+    """Return since when mcm has reported that the control plane refuses its controllers; None if it does not."""
     running = stored_condition(registration, RUNNING)
     return str(running.get("lastTransitionTime")) if running.get("reason") == _CREDENTIALS_REFUSED else None
 
 
 def _wish(obj: Object | None) -> tuple[Any, ...]:
-    """Return what of a registration decides whether its control plane needs a default registration."""
+    """Return the fields of a registration that decide whether its control plane needs a default registration."""
     metadata = (obj or {}).get("metadata", {})
     paused = metadata.get("annotations", {}).get(PAUSED_ANNOTATION)
     return (obj or {}).get("spec"), metadata.get("deletionTimestamp"), paused, _ready_reason(obj)
@@ -153,7 +153,7 @@ def _without_words(obj: Object | None) -> Object | None:
         return None
     metadata = {name: value for name, value in obj["metadata"].items() if name != "resourceVersion"}
     if LAST_USED_ANNOTATION in metadata.get("annotations", ()):
-        # That there is one matters. When it was, is read when the control plane may be idle.
+        # Only the presence of the annotation matters. Its time is read when the control plane may be idle.
         metadata["annotations"] = {**metadata["annotations"], LAST_USED_ANNOTATION: ""}
     status = {name: value for name, value in obj.get("status", {}).items() if name not in _WORDS}
     if (migration := status.get("migration")) is not None:
@@ -174,7 +174,7 @@ class _EventRouter:
         if matters or _is_ready(change.old) != _is_ready(change.new):
             self._addons(change.new, change.key)
         if is_published(change.old) != is_published(change.new):
-            # Those that wait for it, to begin as its clones.
+            # Control planes that wait for it as the source of their data are enqueued.
             self._control_planes("source", change.key[1])
         for name in concerned_classes(change):
             self.queues.classes.add_after(("", name), _CLASS_SECONDS)
@@ -182,34 +182,36 @@ class _EventRouter:
         if matters:
             uids = {uid for obj in (change.old, change.new) if obj for uid in uid_of(obj)}
             served = [obj for uid in uids for obj in self.stores.registrations.by("served", uid)]
-            # Its mcm is where the control plane is, and no longer than that.
+            # The mcm runs next to the control plane, and only as long as that exists.
             self._mcms([*self.stores.registrations.by("control plane", change.key[1]), *served])
             for obj in served:
-                # One that names another control plane by now may have waited for the end of this one.
+                # A registration that names another control plane by now may have waited for the end of this one.
                 self.queues.registrations.add(("", obj["metadata"]["name"]))
-        # An endpoint is probed where its control planes use it, and while they are awake.
+        # An endpoint is probed from its control planes, while they are awake.
         for name, _ in _reached(change.old) ^ _reached(change.new):
             self.queues.endpoints.add(("", name))
-        left = set(held_addresses(change.old or {})) - set(held_addresses(change.new or {}))
-        if change.old is not None and (left or change.new is None):
-            # Its clusterPath or its address is free now: control planes that were refused because of it are reconciled.
+        freed = set(held_addresses(change.old or {})) - set(held_addresses(change.new or {}))
+        if change.old is not None and (freed or change.new is None):
+            # Its clusterPath or address is free now, so control planes that were refused because of it are reconciled.
             for path in cluster_paths(change.old):
                 self._control_planes("path", path)
-            for endpoint in [found for place in left for found in self.stores.endpoints.by("address", place)]:
+            for endpoint in [candidate for place in freed for candidate in self.stores.endpoints.by("address", place)]:
                 self._control_planes("endpoint", endpoint["metadata"]["name"])
 
     def _registrations_of(self, change: Change, *, matters: bool) -> None:
-        """Wake the registrations of a control plane if they may resolve otherwise, or say other words."""
+        """Enqueue the registrations of a control plane if they may resolve differently or need a new message."""
         if matters and may_resolve(change):
             self._registrations("control plane", change.key[1])
         elif not is_published(change.new):
-            # They repeat its words, which follow each other fast: it is the last ones that people read.
+            # Registrations repeat its messages, which change fast. Only the last message matters to readers, so wait a
+            # moment.
             for obj in self.stores.registrations.by("control plane", change.key[1]):
                 self.queues.registrations.add_after(("", obj["metadata"]["name"]), _WORDS_SECONDS)
 
     def control_plane_class(self, change: Change) -> None:
         if _without_status(change.old) == _without_status(change.new):
-            # Our own write, as a rule: at once would be another write for each control plane that comes meanwhile.
+            # This is usually our own status write. The delay merges the writes for many control planes that arrive
+            # meanwhile.
             self.queues.classes.add_after(change.key, _CLASS_SECONDS)
             return
         self.queues.classes.add(change.key)
@@ -217,7 +219,7 @@ class _EventRouter:
             self.queues.schedules.add(("", control_plane))
             self._registrations("control plane", control_plane)
             self.queues.addons.add(("", control_plane))
-            # The class says where its mcm runs.
+            # The class determines the placement of the mcm.
             self._mcms(self.stores.registrations.by("control plane", control_plane))
 
     def control_plane_endpoint(self, change: Change) -> None:
@@ -231,30 +233,34 @@ class _EventRouter:
     def registration(self, change: Change) -> None:
         if not is_held(change):
             self.queues.registrations.add(change.key)
-        had_mcm, has_mcm = (bool(stored_condition(each, DEDICATED_READY)) for each in (change.old, change.new))
+        had_mcm, has_mcm = (
+            bool(stored_condition(registration, DEDICATED_READY)) for registration in (change.old, change.new)
+        )
         if (_matters(change) or (had_mcm and not has_mcm)) and concerns_mcm(change):
             self.queues.mcms.add(change.key)
-        seen = [obj for obj in (change.old, change.new) if obj]
-        # Of those whose mcm would have one name only the eldest may have any, so each hears when another comes or goes.
+        versions = [obj for obj in (change.old, change.new) if obj]
+        # If registrations share the name of an mcm, only the oldest may have it. So each is enqueued when another
+        # changes.
         for mark in set(mcm_marks(change.old or {})) ^ set(mcm_marks(change.new or {})):
             for obj in self.stores.registrations.by("mcm", mark):
                 self.queues.registrations.add(key_of(obj))
                 self.queues.mcms.add(key_of(obj))
-        names = {name for obj in seen for name in field_of("spec", "controlPlaneRef", "name")(obj)}
-        # One that was moved names another one already, and its instance may still be at the former.
-        served = [self.stores.control_planes.by("uid", uid) for obj in seen for uid in served_uids(obj)]
+        names = {name for obj in versions for name in field_of("spec", "controlPlaneRef", "name")(obj)}
+        # A changed registration names its new control plane, while its instance may still run at the former one.
+        served = [self.stores.control_planes.by("uid", uid) for obj in versions for uid in served_uids(obj)]
         changed = _wish(change.old) != _wish(change.new)
         if refused_since(change.new) not in {None, refused_since(change.old)}:
-            # Rights inside the control plane may be missing, which the operator repairs.
-            for obj in (obj for found in served for obj in found):
+            # The operator repairs rights that may be missing inside the control plane.
+            for obj in (obj for control_planes in served for obj in control_planes):
                 self.queues.control_planes.add_after(key_of(obj), _WORDS_SECONDS)
-        for name in names | {obj["metadata"]["name"] for found in served for obj in found}:
+        for name in names | {obj["metadata"]["name"] for control_planes in served for obj in control_planes}:
             if changed or _matters(change):
-                # One of them has each service, and the next one gets it at once.
+                # Each service has a single registration, so the next registration has to take it over at once.
                 self._registrations("control plane", name, but=change.key)
             control_plane = self.stores.control_planes.get(("", name))
-            # One that is being deleted, or falls asleep, waits for its registrations. Another one may need its default
-            # registration. That has the control plane's name, so its own changes make no difference until it goes.
+            # A control plane that is being deleted or falls asleep waits for its registrations. Another may need its
+            # default registration. That has the control plane's name, so its own changes do not matter until it is
+            # deleted.
             default = change.new is None or (changed and change.key[1] != name)
             ends = control_plane is not None and (
                 "deletionTimestamp" in control_plane["metadata"] or is_hibernated(control_plane)
@@ -266,11 +272,11 @@ class _EventRouter:
         if concerns_schedule(change, classes=self.stores.classes):
             self.queues.schedules.add(change.key)
         for obj in self.stores.snapshots.by("control plane", change.key[1]):
-            # One that waits for its control plane.
+            # Snapshots may wait for their control plane.
             self.queues.snapshots.add(key_of(obj))
 
     def _addons(self, control_plane: Object | None, key: Key) -> None:
-        """Wake who installs add-ons, unless there is nothing to install, and nothing to forget."""
+        """Enqueue the control plane for add-ons, unless there are none to install and no state to discard."""
         if control_plane is None or has_addons(control_plane, classes=self.stores.classes):
             self.queues.addons.add(key)
 
@@ -291,8 +297,8 @@ class _EventRouter:
 
     def namespace(self, change: Change) -> None:
         self._control_planes("namespace", change.key[1])
-        kept = {path for obj in (change.old, change.new) if obj for path in recorded_path(obj)}
-        for path in kept:
+        paths = {path for obj in (change.old, change.new) if obj for path in recorded_path(obj)}
+        for path in paths:
             # Control planes that were refused because of data under their clusterPath are reconciled.
             self._control_planes("path", path)
 
@@ -300,7 +306,7 @@ class _EventRouter:
         namespace, name = change.key
         for control_plane in self._control_planes("namespace", namespace):
             self._addons(self.stores.control_planes.get(("", control_plane)), ("", control_plane))
-        self._owner(change)  # of one outside of the control plane's namespace: the gateway's
+        self._owner(change)  # for a Secret outside the control plane's namespace, such as the gateway's
         self._registrations("secret", f"{namespace}/{name}")
         for endpoint in self.stores.endpoints.by("credentials", f"{namespace}/{name}"):
             self.queues.endpoints.add(("", endpoint["metadata"]["name"]))

@@ -1,6 +1,6 @@
-"""Follows the management cluster with kopf: each handler parses an event and hands it to a store, and nothing else.
+"""Watch of the management cluster with kopf: each handler only parses an event and passes it to a store.
 
-kopf runs in a thread with an event loop of its own, because it cancels all younger tasks of its loop when it stops.
+kopf runs in a thread with its own event loop, because it cancels all younger tasks of its loop when it stops.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _log: Final = logging.getLogger(__name__)
 
 _PERIOD_SECONDS: Final = 120.0
 _STALE_SECONDS: Final = 300.0
-"""So old a list may be: one that was missed, and the next one that took its time, are nothing to worry about."""
+"""Maximum age of the latest list. It allows for a missed list and a slow next one."""
 
 
 class Resync:
-    """Fills the stores before anything is reconciled, and compares them with the cluster ever after."""
+    """Fills the stores before the first reconcile, and compares them with the cluster periodically."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Resync:
         label_selectors: Mapping[Resource, str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` gives seconds that only grow."""
+        """`clock` returns monotonic seconds."""
         self.synced: Final = asyncio.Event()
         self._client = client
         self._stores = stores
@@ -55,14 +55,14 @@ class Resync:
         self._listed = asyncio.Condition()
         self._clock = clock
         self._listed_at: float | None = None
-        """When what the latest complete list says was true at least."""
+        """Start of the latest complete list; its contents are at least as new as that."""
         self._begun = 0
         """Number of the latest list."""
         self._complete = 0
         """Number of the latest list that succeeded."""
 
     async def run(self) -> NoReturn:
-        """List until cancelled; `synced` is set once everything was listed."""
+        """List until cancelled; `synced` is set after the first complete list."""
         while True:
             self._asked.clear()
             self._begun += 1
@@ -85,7 +85,7 @@ class Resync:
                         await self._asked.wait()
 
     def problem(self) -> str | None:
-        """Say, for /readyz, how old what is known of the management cluster is, where that is too old to rely on."""
+        """Return a sentence for /readyz if the latest list is missing or too old; None otherwise."""
         if self._listed_at is None:
             return "the management cluster was not listed yet"
         seconds = self._clock() - self._listed_at
@@ -98,37 +98,37 @@ class Resync:
         )
 
     def ask(self) -> None:
-        """Have everything listed now, again where a list is being made."""
+        """Request a list now; another list follows if one is in progress."""
         self._asked.set()
 
     async def anew(self) -> None:
-        """Have everything listed now; returns when it was."""
-        wanted = self._begun + 1
+        """Request a list and wait until a list that starts after this call is complete."""
+        number = self._begun + 1
         self.ask()
         async with self._listed:
-            await self._listed.wait_for(lambda: self._complete >= wanted)
+            await self._listed.wait_for(lambda: self._complete >= number)
 
     async def next(self) -> None:
-        """Return when everything was listed once more."""
-        known = self._complete
+        """Wait until the next list is complete."""
+        number = self._complete
         async with self._listed:
-            await self._listed.wait_for(lambda: self._complete > known)
+            await self._listed.wait_for(lambda: self._complete > number)
 
     async def _list_all(self) -> None:
         for store in self._stores.watched():
-            found = await self._client.list(store.resource, label_selector=self._label_selectors.get(store.resource))
-            store.replace(found.items, resource_version=found.resource_version)
+            listing = await self._client.list(store.resource, label_selector=self._label_selectors.get(store.resource))
+            store.replace(listing.items, resource_version=listing.resource_version)
 
 
 _IDENTITY: Final[Any] = "controlplane-operator"
 _STEADY_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 15.0
 _LOGIN_SECONDS: Final = 2.0
-"""Between two tries to read the kubeconfig; by default kopf takes a minute."""
+"""Delay between attempts to read the kubeconfig; the default of kopf is a minute."""
 
 
 class KopfFeeds:
-    """Feeds stores with the events of their kinds, and starts again by itself whenever kopf gives up."""
+    """Feeds stores with the events of their kinds, and restarts kopf whenever it stops."""
 
     def __init__(
         self,
@@ -138,9 +138,9 @@ class KopfFeeds:
         label_selectors: dict[Resource, str],
         listed: Callable[[], None],
     ) -> None:
-        """`load_config` is called for every connection, so that renewed credentials count.
+        """`load_config` is called for every login of kopf, so that renewed credentials are used.
 
-        `listed` is called when kopf has listed a kind: of what was deleted before that it tells nobody.
+        `listed` is called when kopf has listed a kind, because kopf reports no deletion from before its list.
         """
         self._load_config = load_config
         self._stores = tuple(stores)
@@ -149,7 +149,7 @@ class KopfFeeds:
         self._sockets = KopfSockets()
 
     async def run(self) -> None:
-        """Follow until cancelled. Never raises anything else."""
+        """Watch until cancelled. Raises no other error."""
         backoff = retry_backoff()
         loop = asyncio.get_running_loop()
         while True:
@@ -175,7 +175,7 @@ class KopfFeeds:
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._operator(loop, stop))
-        except Exception:  # noqa: BLE001 - whatever ends kopf, it is started again
+        except Exception:  # noqa: BLE001 - kopf is restarted after any error
             _log.exception("watching the management cluster failed; it starts again")
         finally:
             loop.call_soon_threadsafe(ended.set)
@@ -191,11 +191,12 @@ class KopfFeeds:
                 settings=self._settings(),
                 clusterwide=True,
                 stop_flag=stop,
-                # Of no use without peering. By default kopf asks for the user's name, which in a container may be none.
+                # The identity is unused without peering. kopf's default reads the user name, which a container may
+                # lack.
                 identity=_IDENTITY,
             )
         finally:
-            # kopf waits for the flag in a thread of its own, and its loop does not end before that thread does.
+            # kopf waits for this flag in its own thread, and the event loop does not end before that thread.
             stop.set()
             await self._sockets.closed()
 
@@ -204,7 +205,8 @@ class KopfFeeds:
 
         @kopf.on.event(group, version, store.resource.plural, registry=registry)
         async def handle(event: kopf.RawEvent, **_: Any) -> None:
-            # kopf keeps what it gives, and the stores take managedFields out; nothing below that is changed.
+            # kopf keeps this object, and the stores remove managedFields. So metadata is copied; deeper levels are not
+            # changed.
             obj: Object = {**event["object"], "metadata": {**event["object"]["metadata"]}}
             loop.call_soon_threadsafe(store.remove if event["type"] == "DELETED" else store.apply, obj)
 
@@ -230,7 +232,8 @@ class KopfFeeds:
 
     def _settings(self) -> kopf.OperatorSettings:
         settings = kopf.OperatorSettings()
-        settings.process.ultimate_exiting_timeout = None  # else kopf kills our process when its loop is slow to end
+        # otherwise kopf kills this process if its event loop is slow to end
+        settings.process.ultimate_exiting_timeout = None
         settings.scanning.disabled = True
         settings.peering.standalone = True
         settings.posting.enabled = False

@@ -1,7 +1,6 @@
-"""Tells which changes concern a reconciler that has nothing to do for most objects.
+"""Predicates for reconcilers that have no work for most objects.
 
-Each answer is by a glance at objects as they are stored. If it is not certain that there is nothing to do, the
-reconciler is woken, and decides itself.
+Each predicate looks at stored objects without a model. In doubt it accepts the change, and the reconciler decides.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ __all__ = [
 
 
 def has_addons(control_plane: Object, *, classes: Store) -> bool:
-    """Tell whether an add-on may be wanted in a control plane, or be there."""
+    """Return whether the class may request an add-on in a control plane, or an add-on may be installed there."""
     if stored_condition(control_plane, ADDONS_READY):
         return True
     return _class_may_say(control_plane, "addons", classes=classes)
 
 
 def may_need_snapshots(control_plane: Object, *, classes: Store) -> bool:
-    """Tell whether the class of a control plane may have snapshots made."""
+    """Return whether the class of a control plane may request scheduled snapshots."""
     return _class_may_say(control_plane, "snapshots", classes=classes)
 
 
 def concerns_schedule(change: Change, *, classes: Store) -> bool:
-    """Tell whether the schedule of snapshots may have to do with a change of a control plane."""
+    """Return whether a change of a control plane may affect its snapshot schedule."""
     return any(may_need_snapshots(obj, classes=classes) for obj in (change.old, change.new) if obj is not None)
 
 
 def may_need_mcm(registration: Object | None) -> bool:
-    """Tell whether a registration wants an mcm of its own, or says of one that it runs or ends."""
+    """Return whether a registration requests a dedicated mcm, or its status reports one."""
     if registration is None:
         return False
     status = registration.get("status") or {}
@@ -55,22 +54,22 @@ def may_need_mcm(registration: Object | None) -> bool:
 
 
 def concerns_mcm(change: Change) -> bool:
-    """Tell whether the mcm of a registration may have to do with its change.
+    """Return whether a change of a registration may affect its dedicated mcm.
 
-    It has with each that comes, because an operator before this one may have left something, and each that goes.
+    Each new and each deleted registration counts, because an earlier operator may have left an mcm.
     """
     return change.old is None or change.new is None or may_need_mcm(change.old) or may_need_mcm(change.new)
 
 
 def is_published(control_plane: Object | None) -> bool:
-    """Tell whether a control plane has published all that registrations resolve to."""
+    """Return whether a control plane has published all fields that registrations resolve to."""
     return all(_published(control_plane))
 
 
 def may_resolve(change: Change) -> bool:
-    """Tell whether registrations may resolve otherwise after a change of their control plane.
+    """Return whether registrations may resolve differently after a change of their control plane.
 
-    Before it publishes something none resolves, and only the words about that change.
+    No registration resolves before the control plane publishes something. Until then, only messages change.
     """
     return change.new is None or any(
         any(_published(obj)) or "deletionTimestamp" in obj["metadata"]
@@ -85,27 +84,27 @@ def _published(control_plane: Object | None) -> tuple[bool, bool]:
 
 
 def is_held(change: Change) -> bool:
-    """Tell whether an object only got the operator's finalizer."""
+    """Return whether the only change of an object is the operator's finalizer."""
     if change.old is None or change.new is None or FINALIZER not in _finalizers(change.new):
         return False
     return FINALIZER not in _finalizers(change.old) and _unheld(change.old) == _unheld(change.new)
 
 
 def _finalizers(obj: Object) -> list[str]:
-    found: list[str] = obj["metadata"].get("finalizers") or []
-    return found
+    finalizers: list[str] = obj["metadata"].get("finalizers") or []
+    return finalizers
 
 
 def _unheld(obj: Object) -> Object:
-    left = {name: value for name, value in obj["metadata"].items() if name not in {"finalizers", "resourceVersion"}}
-    return {**obj, "metadata": left}
+    metadata = {name: value for name, value in obj["metadata"].items() if name not in {"finalizers", "resourceVersion"}}
+    return {**obj, "metadata": metadata}
 
 
 def _class_may_say(control_plane: Object, field: str, *, classes: Store) -> bool:
-    """Tell whether the class, or what was remembered of it, has a field; also while the class is not known."""
+    """Return whether the class or its remembered copy has a field; also True while the class is missing."""
     reference = (control_plane.get("spec") or {}).get("classRef")
     if reference is None:
         return False
     named = classes.get(("", reference.get("name", "")))
-    followed = (named, (control_plane.get("status") or {}).get("rememberedClass") or {})
-    return any(each is None or bool((each.get("spec") or {}).get(field)) for each in followed)
+    candidates = (named, (control_plane.get("status") or {}).get("rememberedClass") or {})
+    return any(candidate is None or bool((candidate.get("spec") or {}).get(field)) for candidate in candidates)

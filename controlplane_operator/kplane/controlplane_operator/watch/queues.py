@@ -1,4 +1,4 @@
-"""What waits to be reconciled."""
+"""Work queues of the reconcilers."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ def _queue() -> FairQueue[Key]:
 
 @dataclass(frozen=True, slots=True)
 class Queues:
-    """Keys that wait for their reconciler, one queue a kind."""
+    """The work queue of each reconciler."""
 
     control_planes: FairQueue[Key] = field(default_factory=_queue)
     classes: FairQueue[Key] = field(default_factory=_queue)
     endpoints: FairQueue[Key] = field(default_factory=_queue)
     registrations: FairQueue[Key] = field(default_factory=_queue)
     addons: FairQueue[Key] = field(default_factory=_queue)
-    """Of control planes."""
+    """Keys of control planes whose add-ons to reconcile."""
     mcms: FairQueue[Key] = field(default_factory=_queue)
-    """Of registrations, which may have an mcm of their own."""
+    """Keys of registrations that may have a dedicated mcm."""
     snapshots: FairQueue[Key] = field(default_factory=_queue)
     schedules: FairQueue[Key] = field(default_factory=_queue)
-    """Of control planes, whose class may have snapshots made."""
+    """Keys of control planes whose class may request snapshots."""
     probes: FairQueue[Key] = field(default_factory=_queue)
-    """Of control planes, whose published credentials are tried."""
+    """Keys of control planes whose published credentials to probe."""
 
     def by_name(self) -> dict[str, FairQueue[Key]]:
-        """Return them by the names of their controllers."""
+        """Return the queues by the names of their controllers."""
         return {
             "controlplane": self.control_planes,
             "controlplaneclass": self.classes,

@@ -1,6 +1,7 @@
-"""Follows the Secrets of single namespaces, each by a watch of its own that begins and ends with its namespace.
+"""Watches of Secrets by namespace. Each watch starts and ends with its namespace.
 
-A watch costs memory here and in the API server. So the Secrets of control planes that sleep are read now and then.
+A watch costs memory here and in the API server. So the Secrets of sleeping control planes are not watched, but read
+periodically.
 """
 
 from __future__ import annotations
@@ -49,11 +50,12 @@ _log: Final = logging.getLogger(__name__)
 _RELIST_SECONDS: Final = 600.0
 _WATCH_SECONDS: Final = 300.0
 _USERS_WATCH_SECONDS: Final = 60.0
-"""In users' namespaces, where a right may be revoked: an API server asks when a watch begins, and not later."""
+"""Duration of a watch in users' namespaces, which may revoke access: an API server checks access only when a watch
+begins."""
 _RETRY_SECONDS: Final = 15.0
 _COMPARE_SECONDS: Final = 60.0
 _READ_SECONDS: Final = 600.0
-"""So often the Secrets of a control plane that sleeps are read."""
+"""Interval at which the Secrets of a sleeping control plane are read."""
 _ANSWER_SECONDS: Final = 10.0
 _READ_AT_ONCE: Final = 4
 
@@ -71,12 +73,12 @@ class Watched(NamedTuple):
 
 
 def is_managed_namespace(name: str) -> bool:
-    """Tell whether a name is that of a management namespace."""
+    """Return whether a name is that of a management namespace."""
     return name.startswith(("kplane-cp-", "kplane-cpx-"))
 
 
 def sleeps(stores: Stores, namespace: str) -> bool:
-    """Tell whether a namespace is of a control plane that sleeps: condition Hibernated is True."""
+    """Return whether a namespace belongs to a sleeping control plane: condition Hibernated is True."""
     return any(map(_is_asleep, stores.control_planes.by("namespace", namespace)))
 
 
@@ -85,9 +87,12 @@ def _is_asleep(control_plane: Object | None) -> bool:
 
 
 def _named_by(obj: Object | None) -> set[Watched]:
-    """Return where an endpoint or a registration names a Secret that kplane did not make for its control plane."""
+    """Return the namespaces and labels of Secrets that an endpoint or a registration names.
+
+    Secrets that kplane publishes for the same control plane are left out.
+    """
     spec = (obj or {}).get("spec") or {}
-    found = set()
+    watched = set()
     for field, label in (
         ("credentialsSecretRef", FOR_ENDPOINTS),
         ("kubeconfigSecretRef", FOR_REGISTRATIONS),
@@ -97,15 +102,16 @@ def _named_by(obj: Object | None) -> set[Watched]:
         served = (spec.get("controlPlaneRef") or {}).get("name") or ""
         published = {kubeconfig_secret_name(served), controllers_secret_name(served)}
         if namespace and not (namespace == management_namespace(served) and name in published):
-            found.add(Watched(namespace, label))
-    return found
+            watched.add(Watched(namespace, label))
+    return watched
 
 
 class Wanted:
-    """Tells which Secrets are to be followed, and calls back with those of which that may have changed.
+    """The set of Secrets to watch; calls back when it may have changed.
 
-    They are in the namespaces of the installation, those of control planes, and those of users. One without a control
-    plane, which keeps retained data, needs no watch. Users' namespaces are those that endpoints and registrations name.
+    It has the namespaces of the installation, of control planes, and of users. A management namespace without a control
+    plane, which keeps retained data, needs no watch. Users' namespaces are in the set if an endpoint or a registration
+    names a Secret there.
     """
 
     def __init__(
@@ -116,8 +122,10 @@ class Wanted:
         bound: Container[str],
         changed: Callable[[Watched], None],
     ) -> None:
-        """`installed` are the operator's own and the gateway's. `bound` are the management namespaces whose Secrets the
-        operator may read; tell `changed` of one that comes or goes. `changed` hears at once of all that there is.
+        """`installed` are the namespaces of operator and gateway, `bound` the readable management namespaces.
+
+        The owner of `bound` has to call `changed` when a namespace enters or leaves it. `changed` is also called at
+        once for all present namespaces.
         """
         self._stores = stores
         self._installed = frozenset(installed)
@@ -141,8 +149,8 @@ class Wanted:
             return watched in self._named
         if namespace in self._installed:
             return True
-        present = namespace in self._bound and self._stores.namespaces.get(("", namespace)) is not None
-        return present and bool(self._stores.control_planes.by("namespace", namespace))
+        exists = namespace in self._bound and self._stores.namespaces.get(("", namespace)) is not None
+        return exists and bool(self._stores.control_planes.by("namespace", namespace))
 
     def _namespace(self, change: Change) -> None:
         if change.old is None or change.new is None:
@@ -164,7 +172,7 @@ class Wanted:
 
 
 def listen(stores: Stores, turned: Callable[[str], None]) -> None:
-    """Have every change call `turned` that may change what `sleeps` returns."""
+    """Call `turned` with the namespace at each change that may alter the result of `sleeps`."""
 
     def fell_asleep_or_woke(change: Change) -> None:
         if _is_asleep(change.old) != _is_asleep(change.new):
@@ -174,10 +182,10 @@ def listen(stores: Stores, turned: Callable[[str], None]) -> None:
 
 
 class _Reading:
-    """The Secrets of a control plane that sleeps: read at times, and not followed."""
+    """The Secrets of a sleeping control plane, read periodically instead of watched."""
 
     def __init__(self, client: Client, watched: Watched, *, store: Store, known: bool) -> None:
-        """`known`: they were followed until now."""
+        """`known` means that the Secrets were watched until now."""
         self.synced: Final = asyncio.Event()
         self.error = ""
         self.ended = False
@@ -192,11 +200,11 @@ class _Reading:
 
     @property
     def due(self) -> bool:
-        """Whether they are to be read again."""
+        """Whether the Secrets are due to be read again."""
         return time.monotonic() >= self._due
 
     async def known(self) -> None:
-        """Read them, unless they were read once. Raises ClusterNotReady if that fails."""
+        """Read the Secrets unless they have been read before. Raises ClusterNotReady if that fails."""
         async with self._turn:
             if not self.synced.is_set():
                 await self._read()
@@ -204,7 +212,7 @@ class _Reading:
             raise ClusterNotReady(self.error)
 
     async def read(self) -> None:
-        """Read them; a failure is kept, and a later call retries."""
+        """Read the Secrets. A failure is stored in `error`, and a later call retries."""
         async with self._turn:
             await self._read()
 
@@ -212,27 +220,27 @@ class _Reading:
         namespace = self._watched.namespace
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
-                found = await self._client.list(SECRETS, namespace=namespace, label_selector=self._watched.label)
+                listing = await self._client.list(SECRETS, namespace=namespace, label_selector=self._watched.label)
         except (ProviderError, TimeoutError) as error:
             self.error = str(error) or "no answer in time"
             return
-        except Exception as error:  # noqa: BLE001 - one namespace must not end what reads the others
+        except Exception as error:  # noqa: BLE001 - a failure for one namespace must not stop the others
             _log.exception("failed to read the Secrets of %s", namespace)
             self.error = f"the operator failed: {error}"
             return
         if not self.ended:
-            self._store.replace(found.items, resource_version=found.resource_version, namespace=namespace)
+            self._store.replace(listing.items, resource_version=listing.resource_version, namespace=namespace)
             self.error, self._due = "", time.monotonic() + jittered(_READ_SECONDS)
             self.synced.set()
 
 
 class _Watch:
-    """One informer, the task that runs it, and the store that it feeds."""
+    """An informer of Secrets with its task and the store that it fills."""
 
     def __init__(
         self, client: Client, watched: Watched, *, store: Store, server: ServerState, known: bool = False
     ) -> None:
-        """`known`: they were read before the watch."""
+        """`known` means that the Secrets were read before the watch."""
         self._known = known
         users = watched.label != OWN
         self.informer: Final = Informer(
@@ -248,7 +256,7 @@ class _Watch:
         self._watched = watched
         self._store = store
         self._missing: set[tuple[Key, str]] = set()
-        # In a context of its own, not in that of the reconcile that needed it first.
+        # The task gets an empty context, not the context of the reconcile that started it.
         self.task: Final = asyncio.create_task(
             self._run(),
             name=f"follow Secrets {watched.label} in {watched.namespace}",
@@ -259,25 +267,25 @@ class _Watch:
         while True:
             try:
                 await self.informer.run(self._store.see)
-            except Exception:  # noqa: BLE001 - it is followed anew, whatever that was, and holds up no other one
+            except Exception:  # noqa: BLE001 - a failed watch restarts, and must not affect others
                 _log.exception("failed to follow the Secrets of namespace %s", self._watched.namespace)
             await asyncio.sleep(jittered(_RETRY_SECONDS))
 
     @property
     def is_known(self) -> bool:
-        """Whether the Secrets were read once."""
+        """Whether the Secrets have been read at least once."""
         return self._known or self.informer.synced.is_set()
 
     async def end(self) -> None:
-        """Stop; the store keeps the Secrets."""
+        """Stop the watch. The store keeps the Secrets."""
         await end_tasks([self.task])
         await self.informer.aclose()
 
     def compare(self) -> None:
-        """Drop Secrets that are stored, and that the API server lacked at this call and at the one before.
+        """Remove Secrets from the store that the informer lacked at this call and at the previous call.
 
-        The operator stores what it writes. If such a Secret goes while a watch is interrupted, no event says so. If
-        Secrets of a user cannot be read any more, what uses them is reconciled.
+        The operator stores the Secrets that it writes. If such a Secret is deleted while the watch is interrupted, no
+        event reports the deletion. If the Secrets of a user are not readable now, the dependent objects are reconciled.
         """
         namespace = self._watched.namespace
         if self.informer.state != "ready":
@@ -296,12 +304,12 @@ class _Watch:
 
 
 class SecretWatches:
-    """The watches that run, by namespace and label. One that fails retries by itself, and holds up no other one."""
+    """The running watches by namespace and label. A failed watch retries by itself and does not affect others."""
 
     def __init__(
         self, client: Client, stores: Mapping[str, Store], *, asleep: Callable[[str], bool] = lambda _: False
     ) -> None:
-        """`stores` are by the label that their Secrets have. `asleep` tells whether a namespace needs no watch now."""
+        """`stores` are keyed by the label of their Secrets. `asleep` returns whether a namespace needs no watch now."""
         self._client = client
         self._stores = stores
         self._asleep = asleep
@@ -310,7 +318,7 @@ class SecretWatches:
         self._server = ServerState()
 
     async def run(self) -> NoReturn:
-        """Compare stores with what is watched until cancelled; then end all watches."""
+        """Compare stores with informers until cancelled; then stop all watches."""
         try:
             while True:
                 await asyncio.sleep(jittered(_COMPARE_SECONDS))
@@ -330,7 +338,7 @@ class SecretWatches:
         await asyncio.gather(*map(read, due))
 
     def start(self, watched: Watched) -> None:
-        """Follow these Secrets, or read them at times, unless that is done."""
+        """Start to watch these Secrets, or to read them periodically, unless that has started before."""
         if watched in self._watches or watched in self._readings:
             return
         if self._sleeps(watched):
@@ -339,7 +347,7 @@ class SecretWatches:
             self._watches[watched] = self._watch(watched, known=False)
 
     async def stop(self, watched: Watched) -> None:
-        """Follow these Secrets no longer, and forget them."""
+        """Stop watching these Secrets, and remove them from the store."""
         reading, watch = self._readings.pop(watched, None), self._watches.pop(watched, None)
         if reading is not None:
             reading.ended = True
@@ -349,14 +357,14 @@ class SecretWatches:
             self._stores[watched.label].forget(watched.namespace)
 
     def watched(self) -> set[Watched]:
-        """Return what is followed, or read at times."""
+        """Return the Secrets that are watched or read periodically."""
         return self._watches.keys() | self._readings.keys()
 
     async def turn(self, watched: Watched) -> None:
-        """Read at times what was followed, because its control plane sleeps now, or follow it again."""
+        """Switch between watching and periodic reads, if the control plane has fallen asleep or woken."""
         reading, watch = self._readings.get(watched), self._watches.get(watched)
         if reading is not None and not self._sleeps(watched):
-            # What was read stays, so that a wake does not wait for it.
+            # The Secrets stay in the store, so that a wake does not wait for them.
             reading.ended = True
             del self._readings[watched]
             self._watches[watched] = self._watch(watched, known=reading.synced.is_set())
@@ -366,7 +374,10 @@ class SecretWatches:
             await watch.end()
 
     async def known(self, watched: Watched) -> None:
-        """Wait until these Secrets were read once. Raises ClusterNotReady if they are followed no longer."""
+        """Wait until these Secrets have been read at least once; starts to watch them if needed.
+
+        Raises ClusterNotReady if the watch ends, or if the read of a sleeping control plane's Secrets fails.
+        """
         self.start(watched)
         if (reading := self._readings.get(watched)) is not None:
             await reading.known()
@@ -374,7 +385,7 @@ class SecretWatches:
             await self._watches[watched].informer.wait_synced()
 
     def is_known(self, watched: Watched) -> bool:
-        """Tell whether these Secrets were read once."""
+        """Return whether these Secrets have been read at least once."""
         watch, reading = self._watches.get(watched), self._readings.get(watched)
         return (watch is not None and watch.is_known) or (reading is not None and reading.synced.is_set())
 
@@ -389,11 +400,11 @@ class SecretWatches:
         return _Watch(self._client, watched, store=store, server=self._server, known=known)
 
     def is_lost(self, watched: Watched) -> bool:
-        """Tell whether these Secrets are followed, and cannot be read now."""
+        """Return whether these Secrets are watched but cannot be read now."""
         watch = self._watches.get(watched)
         return watch is not None and watch.informer.state in {"unreachable", "refused"}
 
     def error(self, watched: Watched) -> str:
-        """Return why these Secrets cannot be read; empty if that is not known."""
+        """Return why these Secrets cannot be read; empty if no error is known."""
         watch, reading = self._watches.get(watched), self._readings.get(watched)
         return watch.informer.error if watch is not None else reading.error if reading is not None else ""

@@ -1,4 +1,4 @@
-"""What is known of the management cluster, and what it is looked up by."""
+"""Caches of the management cluster and their indexes."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ __all__ = [
 ]
 
 LABEL_SELECTORS: Final = {NAMESPACES: CONTROL_PLANE_LABEL}
-"""So that no other Namespace of the cluster is read."""
+"""Label selectors of watched kinds, so that other Namespaces of the cluster are not read."""
 
 BUNDLES: Final = f"{BUNDLE_LABEL}=true"
 
 
 def field_of(*path: str) -> Callable[[Object], list[str]]:
-    """Return what reads the text at this path of an object: one value, or none."""
+    """Return a function that returns the text at this path of an object: a single value, or none."""
 
     def values(obj: Object) -> list[str]:
         value: Any = obj
@@ -56,9 +56,9 @@ def field_of(*path: str) -> Callable[[Object], list[str]]:
 
 
 def cluster_paths(obj: Object) -> list[str]:
-    """Return the clusterPaths that a control plane wants and has."""
-    wanted = field_of("spec", "virtual", "clusterPath")(obj) or [obj["metadata"]["name"]]
-    return list({*wanted, *field_of("status", "clusterPath")(obj)})
+    """Return the clusterPaths that a control plane requests and has."""
+    requested = field_of("spec", "virtual", "clusterPath")(obj) or [obj["metadata"]["name"]]
+    return list({*requested, *field_of("status", "clusterPath")(obj)})
 
 
 recorded_path: Final = field_of("metadata", "annotations", CLUSTER_PATH_ANNOTATION)
@@ -90,7 +90,7 @@ def mcm_marks(obj: Object) -> list[str]:
 
 
 def served_uids(obj: Object) -> list[str]:
-    """Return the uids of the control planes that a registration serves, or is to serve."""
+    """Return the uids of the control planes that a registration serves or is to serve."""
     resolved, working = field_of("status", "controlPlaneUID"), field_of("status", "instance", "controlPlaneUID")
     return list({*resolved(obj), *working(obj)})
 
@@ -101,7 +101,7 @@ def _reference(secret: Object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """What is known of the management cluster."""
+    """The caches of the management cluster."""
 
     control_planes: Store = field(
         default_factory=lambda: Store(
@@ -157,25 +157,26 @@ class Stores:
         default_factory=lambda: Store(NAMESPACES, indexers={"path": recorded_path, "address": begun_addresses})
     )
     secrets: Store = field(default_factory=lambda: Store(SECRETS))
-    """Those of control planes."""
+    """Secrets of control planes."""
     allowed_secrets: Store = field(default_factory=lambda: Store(SECRETS))
-    """Those that their owners opened to registrations."""
+    """Secrets that their owners allow for registrations."""
     endpoint_secrets: Store = field(default_factory=lambda: Store(SECRETS))
-    """Those that their owners opened to endpoints."""
+    """Secrets that their owners allow for endpoints."""
     bundles: Store = field(default_factory=lambda: Store(CONFIG_MAPS))
     """Manifests of add-ons."""
 
     def watched(self) -> tuple[Store, ...]:
-        """Return the stores of what is followed as a whole, or by `LABEL_SELECTORS`."""
+        """Return the stores of kinds that are watched in all namespaces, all objects or by `LABEL_SELECTORS`."""
         return (*self.fed_by_kopf(), *self.fed_by_informers())
 
     def fed_by_kopf(self) -> tuple[Store, ...]:
-        """Return the stores of the kind that only people write, and rarely."""
+        """Return the stores of kinds that only people write, and rarely."""
         return (self.classes,)
 
     def fed_by_informers(self) -> tuple[Store, ...]:
-        """Return the stores of the busy kinds: most of their events are the operator's own writes.
+        """Return the stores of busy kinds, whose events are mostly the operator's own writes.
 
-        An Informer takes a tenth of what kopf takes for an event, and next to nothing for one that is known already.
+        An informer takes a tenth of the time of kopf for an event, and almost none for an object that is stored
+        already.
         """
         return (self.control_planes, self.endpoints, self.registrations, self.snapshots, self.namespaces)

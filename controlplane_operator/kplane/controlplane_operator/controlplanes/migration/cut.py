@@ -1,4 +1,4 @@
-"""The moment at which a control plane changes its home: writes wait, the former home is fenced, both are compared."""
+"""The cut of a migration: writes are held, the former home is fenced, both homes are compared, and writes continue."""
 
 from __future__ import annotations
 
@@ -27,49 +27,50 @@ __all__ = ["Cut", "Cutter"]
 _RELEASE_SECONDS: Final = 20.0
 _LOOK_SECONDS: Final = 2.0
 _FOLLOW_SECONDS: Final = 2.0
-"""Maximum time that writes wait for replicas of the gateway which do not take up the new address."""
+"""Maximum time that writes wait for replicas of the gateway that do not route to the new address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Writes wait, and both homes have the same."""
+    """State of a cut at which writes are stopped and both homes have equal data."""
 
     began: float
-    """By the monotonic clock."""
+    """Start of the hold, by the monotonic clock."""
     comparison: Comparison
-    """It takes a moment to make its digests: when writes continue."""
+    """Comparison of both homes. Its digests are computed later, when writes continue, because that takes a moment."""
 
 
 class Cutter:
-    """Stops the writes of control planes, and lets them continue in another home, or in the former one."""
+    """Stops the writes of control planes, and releases them in the new or the former home."""
 
     def __init__(self, context: OperatorContext, *, homes: Callable[[ControlPlane], Movable]) -> None:
         self._context = context
         self._homes = homes
 
     async def stop_writes(self, control_plane: ControlPlane, follower: Follower, *, seconds: float) -> Cut:
-        """Have writes wait and nothing change in the home, until the copy has all and is the same.
+        """Hold the writes and fence the home, until the copy is complete and equal.
 
-        `seconds` is how long that may take. Raises ConditionError if it does not come to that; then call `resume`.
+        `seconds` is the maximum time for this. Raises ConditionError if it fails or takes longer; call `resume` then.
         """
         began, held = time.monotonic(), False
         try:
             async with asyncio.timeout(seconds):
                 if control_plane.status.hibernation is None:
-                    # Else no API server runs, and the gateway has nothing to confirm.
+                    # While the control plane sleeps, no API server runs, and the gateway has no writes to hold.
                     await self._holds().begin(control_plane)
                 held = True
                 await self._homes(control_plane).set_writable(control_plane, writable=False)
                 with data_errors():
                     comparison = await follower.catch_up()
                     if comparison.equal:
-                        # From here on no copy writes there, also none of an operator that was cut off and comes back.
+                        # From here on no copy writes to the new home, not even the copy of an operator that was
+                        # suspended.
                         await follower.close()
         except TimeoutError:
             if not held:
                 raise await self._not_held(control_plane, seconds=seconds) from None
-            said = f"writes waited for {seconds:g} s, spec.migration.maxHold, and continue where they were"
-            raise ConditionError(Reason.MIGRATING, said) from None
+            message = f"writes waited for {seconds:g} s, spec.migration.maxHold, and continue where they were"
+            raise ConditionError(Reason.MIGRATING, message) from None
         except ProviderError as error:
             raise ConditionError(Reason.MIGRATING, f"the writes cannot be held: {error}") from error
         if not comparison.equal:
@@ -82,7 +83,7 @@ class Cutter:
         return Cut(began, comparison)
 
     async def _not_held(self, control_plane: ControlPlane, *, seconds: float) -> ConditionError:
-        """Return why the hold did not begin in time."""
+        """Return the reason why the hold did not begin in time."""
         replicas: list[Replica] = []
         with contextlib.suppress(ProviderError, TimeoutError):
             async with asyncio.timeout(_LOOK_SECONDS):
@@ -95,7 +96,10 @@ class Cutter:
         )
 
     async def resume(self, control_plane: ControlPlane) -> None:
-        """Let writes continue where they were. It may be repeated. Raises ConditionError."""
+        """Release the writes in the present home. The call may be repeated.
+
+        Raises ConditionError if etcd or the gateway refuses.
+        """
         await self._homes(control_plane).set_writable(control_plane, writable=True)
         if self._context.gateway is None:
             return
@@ -112,10 +116,10 @@ class Cutter:
         provision: Provision,
         chosen: ControlPlaneClass | None,
     ) -> None:
-        """Let writes continue in the new home, which the status names already, at the API server of `provision`.
+        """Release the writes in the new home, which the status names already, at the API server of `provision`.
 
-        Not before every replica of the gateway leads there: otherwise clients of one would read in the former home
-        what clients of another have changed. What fails here is done by the rest of the pass, or by the next one.
+        The release waits until every replica of the gateway routes to the new home. Otherwise some clients would read
+        old data in the former home. If the release fails, the rest of this pass or the next pass completes it.
         """
         async with asyncio.timeout(_RELEASE_SECONDS):
             published = at_gateway(self._context, control_plane, provision=provision, chosen=chosen)
@@ -123,7 +127,7 @@ class Cutter:
             await self._let_continue(control_plane, former=former)
 
     async def finish(self, control_plane: ControlPlane, *, former: ControlPlane) -> None:
-        """Do what is left of a `release` that was cut off. Raises ConditionError."""
+        """Complete a `release` that was cut off. Raises ConditionError if that fails."""
         if self._context.gateway is None or not self._holds().is_left(control_plane):
             return
         try:
@@ -134,19 +138,22 @@ class Cutter:
             raise ConditionError(Reason.MIGRATING, f"the writes cannot continue: {error}") from error
 
     async def _let_continue(self, control_plane: ControlPlane, *, former: ControlPlane) -> None:
-        # While a control plane sleeps, no write waits, and no API server runs in the former home.
+        # A sleeping control plane has no held writes, and no API server in the former home.
         holds = self._holds() if control_plane.status.hibernation is None else None
         if holds is not None and not await holds.followed(control_plane, seconds=_FOLLOW_SECONDS):
-            # Clients that are still led there get an error, and read nothing that is old.
+            # Clients that are still routed to the former home then get an error instead of old data.
             await self._homes(former).seal(former)
         await self._homes(control_plane).set_writable(control_plane, writable=True)
         if holds is not None:
             await holds.end(control_plane)
 
     async def is_over(self, control_plane: ControlPlane) -> bool:
-        """Tell whether every gateway leads to the home that the status names. Raises ConditionError."""
+        """Return whether every replica of the gateway routes to the home in the status.
+
+        Raises ConditionError if that is unknown.
+        """
         if self._context.gateway is None:
-            # An operator without a gateway leads no client to the former home.
+            # Without a gateway, no client is routed to the former home.
             return True
         try:
             return await self._holds().are_over(control_plane)

@@ -1,4 +1,4 @@
-"""Copies that follow their source, one for each control plane that moves, until they are ended."""
+"""Continuous copies of data to a new home, for each control plane in migration."""
 
 from __future__ import annotations
 
@@ -32,38 +32,38 @@ _STOPPED: Final = (
 )
 
 Connect = Callable[[], AbstractAsyncContextManager[Place]]
-"""Connects to a home, as long as the context is open."""
+"""Connects to a home; the connection lasts until the context closes."""
 
 
 @dataclass(slots=True)
 class Copy:
-    """One copy: what it has come to, as long as this operator runs."""
+    """State of a copy, in the memory of this operator."""
 
     source: Connect
     target: Connect
     changed: Callable[[], None]
-    """Called when there is more to know than numbers."""
+    """Callback for changes of state; progress figures do not count."""
     follower: Follower | None = None
     complete: bool = False
-    """Everything was copied once, and it follows."""
+    """Whether all data have been copied and the copy follows further changes."""
     problem: str | None = None
-    """Why it does not follow now."""
+    """Reason why the copy does not follow now; None if it does."""
     compacted: int = 0
-    """How often in a row etcd compacted the revision before all data were copied."""
+    """Number of consecutive attempts during which etcd compacted the revision before all data were copied."""
     backoff: Backoff = field(default_factory=lambda: Backoff(initial_seconds=0.5, maximum_seconds=15.0))
 
     @property
     def lag_seconds(self) -> float:
-        """For how long there have been changes that the target does not have."""
+        """Seconds for which the target has lacked changes of the source; 0.0 if it is up to date."""
         return self.follower.lag_seconds if self.follower is not None else 0.0
 
 
 class Copies:
-    """Runs the copies. After a restart of the operator they are begun again, and write only what differs."""
+    """Runs the copies. After a restart of the operator, a copy starts again and writes only the differences."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, tuple[Copy, asyncio.Task[None]]] = {}
-        """By uid of the control plane."""
+        """Copies and their tasks, by uid of the control plane."""
         self._group: asyncio.TaskGroup | None = None
 
     async def run(self) -> NoReturn:
@@ -73,7 +73,7 @@ class Copies:
         raise AssertionError("nothing sets that event")
 
     def begin(self, uid: str, *, source: Connect, target: Connect, changed: Callable[[], None]) -> Copy:
-        """Begin the copy of a control plane that has none."""
+        """Start the copy of a control plane that has none."""
         if self._group is None:
             raise RuntimeError("copies need `run` to be running")
         copy = Copy(source, target, changed)
@@ -81,15 +81,15 @@ class Copies:
         return copy
 
     def find(self, uid: str) -> Copy | None:
-        """Return the copy of a control plane, if there is one."""
-        found = self._tasks.get(uid)
-        return found[0] if found is not None else None
+        """Return the copy of a control plane; None if there is none."""
+        entry = self._tasks.get(uid)
+        return entry[0] if entry is not None else None
 
     async def end(self, uid: str) -> None:
-        """End the copy of a control plane, if there is one; what it wrote stays."""
-        if (found := self._tasks.pop(uid, None)) is None:
+        """Stop the copy of a control plane, if there is one. The copied data stay."""
+        if (entry := self._tasks.pop(uid, None)) is None:
             return
-        copy, task = found
+        copy, task = entry
         task.cancel()
         await asyncio.wait([task])
         if copy.follower is None:
@@ -100,7 +100,10 @@ class Copies:
 
 
 async def _keep(copy: Copy) -> None:
-    """Copy and follow, and begin again after a failure. Returns when copies take longer than etcd keeps history."""
+    """Copy and follow, and start again after a failure.
+
+    Returns after three consecutive copies for which etcd compacted the revision too early.
+    """
     while copy.compacted < _MOST_COMPACTED:
         try:
             async with copy.source() as source, copy.target() as target:
@@ -112,12 +115,12 @@ async def _keep(copy: Copy) -> None:
                 await copy.follower.run()
         except _FAILURES as error:
             if (task := asyncio.current_task()) is not None and task.cancelling():
-                # A group of tasks of which one fails at the same moment says only that.
+                # The failure of a task group that is cancelled at the same time hides the cancellation.
                 raise asyncio.CancelledError from None
             _log.warning("a copy for a migration failed: %s", error)
             _failed(copy, error)
             copy.compacted = copy.compacted + 1 if isinstance(error, Compacted) else 0
-        except Exception as error:  # noqa: BLE001 - a defect that one control plane meets must not end the others' copies
+        except Exception as error:  # noqa: BLE001 - a defect met by one control plane must not stop other copies
             _log.exception("a copy for a migration begins again")
             _failed(copy, error)
         await asyncio.sleep(copy.backoff.next_delay())

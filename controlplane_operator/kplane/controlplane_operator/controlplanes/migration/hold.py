@@ -1,8 +1,8 @@
-"""Holds the writes of a control plane at the gateway, where they wait, and lets them continue.
+"""Write holds: the gateway delays the writes of a control plane until they are released.
 
-The gateway takes the wish from an annotation of its Secret, and each replica confirms in its Lease: see
+The operator requests a hold with an annotation of the gateway's Secret, and each replica confirms it in its Lease. See
 docs/reference/gateway-contract.md.
-A hold ends by itself, much later than any migration needs it: if the operator dies, writes wait for the next one.
+A hold expires by itself, much later than any migration needs it. If the operator dies, writes wait for its successor.
 """
 
 from __future__ import annotations
@@ -30,65 +30,68 @@ _POLL_SECONDS: Final = 0.02
 
 
 class Holds:
-    """Asks the gateway of one management cluster for holds."""
+    """Requests holds from the gateway of one management cluster."""
 
     def __init__(self, context: OperatorContext, gateway: Gateway) -> None:
         self._context = context
         self._gateway = gateway
 
     async def begin(self, control_plane: ControlPlane) -> None:
-        """Have the writes of a control plane wait; returns when none is in flight at any replica.
+        """Hold the writes of a control plane; returns when no replica has a write in flight.
 
-        Raises what the client raises; the caller sets the time.
+        Raises the errors of the client. The caller has to set a timeout.
         """
-        asked = (datetime.now(UTC) + _LONGEST).isoformat()
-        await self._annotate(control_plane, asked)
+        expiry = (datetime.now(UTC) + _LONGEST).isoformat()
+        await self._annotate(control_plane, expiry)
         uid = control_plane.metadata.uid or ""
         while True:
-            if await self._is_confirmed(uid, asked=asked):
+            if await self._is_confirmed(uid, asked=expiry):
                 return
             await asyncio.sleep(_POLL_SECONDS)
 
     async def unconfirmed(self, control_plane: ControlPlane) -> list[Replica]:
-        """Return the replicas that have no hold of it in force, by name. Raises what the client raises."""
+        """Return the replicas without a hold in force, sorted by name. Raises the errors of the client."""
         uid, replicas = control_plane.metadata.uid, await list_replicas(self._context, self._gateway)
-        waited_for = (replica for replica in replicas if uid not in replica.holds)
-        return sorted(waited_for, key=lambda replica: replica.name)
+        unconfirmed = (replica for replica in replicas if uid not in replica.holds)
+        return sorted(unconfirmed, key=lambda replica: replica.name)
 
     async def followed(self, control_plane: ControlPlane, *, seconds: float) -> bool:
-        """Wait until every replica leads all requests to where the gateway's Secret says; tell whether they do in time.
+        """Wait until every replica routes by the gateway's present Secret. Returns whether all do within `seconds`.
 
-        Raises what the client raises.
+        Returns False if there is no Secret. Raises the errors of the client.
         """
         secret, deadline = self._secret(control_plane), time.monotonic() + seconds
         if secret is None:
             return False
-        wanted = {"secrets": int(secret["metadata"]["resourceVersion"])}
+        versions = {"secrets": int(secret["metadata"]["resourceVersion"])}
         while True:
             replicas = await list_replicas(self._context, self._gateway)
-            if replicas and all(replica.serves(wanted) for replica in replicas):
+            if replicas and all(replica.serves(versions) for replica in replicas):
                 return True
             if time.monotonic() >= deadline:
                 return False
             await asyncio.sleep(_POLL_SECONDS)
 
     def is_left(self, control_plane: ControlPlane) -> bool:
-        """Tell whether an operator that was cut off has left a hold behind."""
+        """Return whether the Secret still requests a hold, such as after an operator was cut off."""
         return WRITES_HELD_UNTIL_ANNOTATION in self._annotations(control_plane)
 
     async def redirect(self, control_plane: ControlPlane) -> None:
-        """Have the gateway's Secret lead to the address in the status, and still hold the writes."""
+        """Write the address of the status into the gateway's Secret, and keep the hold."""
         server = base64.b64encode((control_plane.status.endpoint or "").encode()).decode()
         if (self._secret(control_plane) or {}).get("data", {}).get("server") != server:
             await self._patch(control_plane, {"data": {"server": server}})
 
     async def end(self, control_plane: ControlPlane) -> None:
-        """Let the writes continue where the gateway's Secret says. It may be repeated."""
+        """Release the hold. Writes continue at the address in the gateway's Secret. The call may be repeated."""
         with contextlib.suppress(NotFound):
             await self._annotate(control_plane, None)
 
     async def are_over(self, control_plane: ControlPlane) -> bool:
-        """Tell whether no gateway holds writes any more: then all lead to where the Secret says."""
+        """Return whether the hold is released at all replicas, so that all of them route by the Secret.
+
+        Returns False if there is no replica.
+        """
         if self.is_left(control_plane):
             return False
         uid, replicas = control_plane.metadata.uid, await list_replicas(self._context, self._gateway)

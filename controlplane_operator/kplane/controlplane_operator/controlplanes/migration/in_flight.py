@@ -1,4 +1,4 @@
-"""Says for people which changes keep a hold from its begin: the gateway names them in its Leases."""
+"""Messages about the writes in flight that delay a hold, as the gateway lists them in its Leases."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ __all__ = ["describe_waits"]
 _MAX_REPLICAS: Final = 3
 _MAX_CHANGES: Final = 3
 _MAX_LENGTH: Final = 130
-"""Characters of a method, path or address. The gateway cuts them already, and they come from a tenant."""
+"""Maximum number of characters of a method, path or address. The gateway cuts these values too; a tenant chooses
+them."""
 
 
 def describe_waits(replicas: Iterable[Replica], *, uid: str, now: datetime) -> str:
-    """Return in a sentence which changes of a control plane are in flight at these replicas, and what to do."""
+    """Return a sentence about the control plane's writes in flight at these replicas, with a remedy."""
     replicas = list(replicas)
-    named = [replica for replica in replicas if replica.in_flight.get(uid)]
-    if not named:
+    reporting = [replica for replica in replicas if replica.in_flight.get(uid)]
+    if not reporting:
         names = ", ".join(replica.name for replica in replicas)
-        where = f"at replicas {names} of the gateway" if names else "at the gateway"
+        place = f"at replicas {names} of the gateway" if names else "at the gateway"
         return (
-            f"{where}, changes are still in flight, or the gateway does not answer; find long changes in the access log"
+            f"{place}, changes are still in flight, or the gateway does not answer; find long changes in the access log"
             " of Envoy there (method, path, client, milliseconds)"
         )
-    said = [f"at replica {replica.name}, {_changes(replica.in_flight[uid], now=now)}" for replica in named]
-    more = [f"{len(said) - _MAX_REPLICAS} more replicas have some"] if len(said) > _MAX_REPLICAS else []
-    return f"{'; '.join([*said[:_MAX_REPLICAS], *more])}; end these clients, or move when their requests have ended"
+    parts = [f"at replica {replica.name}, {_changes(replica.in_flight[uid], now=now)}" for replica in reporting]
+    more = [f"{len(parts) - _MAX_REPLICAS} more replicas have some"] if len(parts) > _MAX_REPLICAS else []
+    return f"{'; '.join([*parts[:_MAX_REPLICAS], *more])}; end these clients, or move when their requests have ended"
 
 
 def _changes(in_flight: Mapping[str, Any], *, now: datetime) -> str:
@@ -48,4 +49,4 @@ def _change(change: Mapping[str, Any], *, now: datetime) -> str:
 
 
 def _shown(value: object) -> str:
-    return "".join(each if each.isprintable() else "?" for each in str(value)[:_MAX_LENGTH])
+    return "".join(character if character.isprintable() else "?" for character in str(value)[:_MAX_LENGTH])

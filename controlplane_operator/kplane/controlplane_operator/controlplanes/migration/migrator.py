@@ -1,7 +1,8 @@
-"""Moves control planes to another home: one step after the other, in passes of their reconciler.
+"""Migration of control planes to another home, step by step, in passes of their reconciler.
 
-What was done is in `status.migration`, and where the data live in `status.home`. The step that changes the home is one
-write of the status. Before it, the API server of the new home cannot write; after it, that of the former one cannot.
+The progress is in `status.migration`, and the home of the data in `status.home`. One write of the status changes the
+home. Before that write, the API server of the new home cannot write; after it, the API server of the former home
+cannot.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ _PROGRESS_SECONDS: Final = 1.0
 _SOON_SECONDS: Final = 0.1
 _BLOCKED_SECONDS: Final = 30.0
 _REVISIONS_AGAIN: Final = 8 * REVISIONS_BETWEEN
-"""Where others write so much that the usual distance was too short."""
+"""Distance for a new home that is made again because other writers exceeded the usual distance."""
 _REVISIONS_LEFT: Final = REVISIONS_BETWEEN // 2
-"""What others may write in the source while writes wait, and until clients read in the target."""
+"""Revisions reserved for writes of others in the source while writes wait, until clients read in the target."""
 _CLOSE_SECONDS: Final = 1.0
-"""So far behind a copy may be when controllers end."""
+"""Maximum lag of a copy in seconds at which controllers are stopped."""
 
 
 class Migrator:
-    """Takes the steps. All that outlives a pass is in the status, but for copies and the wait before another try."""
+    """Takes the steps of migrations. Only copies and the wait before a retry are kept in memory, not in the status."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class Migrator:
         copies: Copies,
         claim: Callable[[ControlPlane], object],
     ) -> None:
-        """`homes` returns the way to the API server of a home.
+        """`homes` returns the provisioner of a home.
 
         `claim` grants a control plane its path in the shared etcd, or raises ConditionError.
         """
@@ -78,23 +79,23 @@ class Migrator:
         self._cutter = Cutter(context, homes=homes)
         self._turns = Turns(context)
         self._retired: set[str] = set()
-        """Uids of those in a new home whose former API server was seen to have ended."""
+        """Uids of control planes in a new home whose former API server has ended."""
 
     async def advance(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> ControlPlane:
-        """Continue as far as it gets now; returns the control plane as its status says then, perhaps in its new home.
+        """Continue the migration as far as possible now. Returns the control plane with its present home.
 
-        Raises ConditionError if writes were stopped and cannot be let continue, and Conflict if it changed meanwhile.
+        Raises ConditionError if stopped writes cannot be released, and Conflict if the control plane changed meanwhile.
         """
         if control_plane.status.endpoint is None or control_plane.status.home is None:
             return control_plane
-        known = control_plane.status.migration
-        if known is not None and known.step is MigrationStep.CUTTING:
+        migration = control_plane.status.migration
+        if migration is not None and migration.step is MigrationStep.CUTTING:
             control_plane = await self._recover(control_plane)
         control_plane = await self._correct_cut_time(control_plane)
         target = wanted_home(control_plane, chosen=chosen)
         try:
-            if known is not None and known.step is MigrationStep.RETAINING:
-                await self._cutter.finish(control_plane, former=control_plane.at(known.source))
+            if migration is not None and migration.step is MigrationStep.RETAINING:
+                await self._cutter.finish(control_plane, former=control_plane.at(migration.source))
             if target == control_plane.home:
                 return await self._stay(control_plane)
             control_plane = await self._make_way(control_plane, target=target)
@@ -104,20 +105,20 @@ class Migrator:
                     return control_plane
             return await self._move(control_plane, chosen=chosen)
         except ConditionError as waits:
-            # What the control plane is in its home does not depend on that.
+            # The migration is pending, but the control plane in its present home is unaffected.
             return await self._wait(self.seen(control_plane), waits.message, target=target)
 
     def seen(self, control_plane: ControlPlane) -> ControlPlane:
-        """Return the control plane as the last write of its migration left it."""
+        """Return the control plane after the latest write of its migration."""
         return self._report.seen(control_plane)
 
     def again(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> float | None:
-        """Return after how many seconds to look again; None if time changes nothing."""
+        """Return after how many seconds to check again; None if no timer is needed."""
         migration = control_plane.status.migration
         if migration is None:
             return None
-        away = wanted_home(control_plane, chosen=chosen) != control_plane.home
-        if migration.step is None or (migration.step.is_cut and away):
+        is_elsewhere = wanted_home(control_plane, chosen=chosen) != control_plane.home
+        if migration.step is None or (migration.step.is_cut and is_elsewhere):
             return _BLOCKED_SECONDS
         if migration.step is MigrationStep.COMPLETED:
             return None
@@ -129,7 +130,7 @@ class Migrator:
         return _SOON_SECONDS if migration.step is MigrationStep.ENDING_CONTROLLERS else _PROGRESS_SECONDS
 
     async def abandon(self, control_plane: ControlPlane) -> None:
-        """Leave nothing of a home that the control plane does not live in, because it is deleted."""
+        """Remove the home that the control plane does not use, because the control plane is deleted."""
         migration = control_plane.status.migration
         await self.forget(control_plane.metadata.uid or "")
         if migration is None or migration.step in {None, MigrationStep.COMPLETED}:
@@ -140,26 +141,29 @@ class Migrator:
         await self._discard(control_plane, migration.source if migration.step.is_cut else migration.target)
 
     async def pause(self, control_plane: ControlPlane) -> ControlPlane:
-        """Take no step, and copy nothing, until `advance` is called again. No write waits meanwhile."""
+        """Stop the migration of a paused control plane until `advance` is called again. Held writes are released."""
         await self.forget(control_plane.metadata.uid or "")
         migration = control_plane.status.migration
         if not _is_under_way(migration):
             return control_plane
         if required(control_plane).step is MigrationStep.CUTTING:
-            # An operator has died there. Otherwise no pass ends within that step.
+            # No pass ends within this step, so an operator died during the cut.
             return await self._recover(control_plane)
-        # The one before may have noted that writes continue, and not have come to it.
+        # The previous pass may have recorded that writes continue, without releasing them.
         await self._cutter.resume(control_plane)
         return control_plane
 
     async def forget(self, uid: str) -> None:
-        """End what runs for a control plane in this operator."""
+        """Stop the copy of a control plane in this operator, and discard its state."""
         self._turns.forget(uid)
         self._retired.discard(uid)
         await self._copies.end(uid)
 
     async def _correct_cut_time(self, control_plane: ControlPlane) -> ControlPlane:
-        """Have a cut count as of now that a clock put into the future: the former home would be kept until then."""
+        """Correct a cut time in the future, which comes from a wrong clock, to now.
+
+        Otherwise the former home would be kept until then.
+        """
         migration = control_plane.status.migration
         if migration is None or migration.step is not MigrationStep.RETAINING or migration.cut_time is None:
             return control_plane
@@ -169,7 +173,7 @@ class Migrator:
         return await self._report.retain(control_plane, migration.model_copy(update={"cut_time": now}))
 
     async def _stay(self, control_plane: ControlPlane) -> ControlPlane:
-        """Have a control plane in the home that its spec asks for: abort a migration, or end one."""
+        """Keep the control plane in the home that its spec asks for: abort an unfinished migration, or complete it."""
         migration = control_plane.status.migration
         if migration is None or migration.step is MigrationStep.COMPLETED:
             return control_plane
@@ -181,8 +185,8 @@ class Migrator:
             return await self._abort(control_plane, why="because the spec was set back")
         await self._copies.end(control_plane.metadata.uid or "")
         if not await self._cutter.is_over(control_plane):
-            # Readers still use the former home. If an operator died between the change of the home and the word to the
-            # gateways, the rest of this pass gives it.
+            # Clients still read in the former home. If an operator died between the change of the home and the release,
+            # the rest of this pass completes the release.
             return control_plane
         former = control_plane.at(migration.source)
         if migration.cut_time is not None and datetime.now(UTC) < migration.cut_time + _settings(control_plane).window:
@@ -190,15 +194,15 @@ class Migrator:
             self._retired.add(control_plane.metadata.uid or "")
             return control_plane
         await self._discard(control_plane, migration.source)
-        told = f"of the former home, {migration.source}, nothing is left"
-        self._context.events.record(control_plane, reason="MigrationCompleted", message=told)
-        ended = migration.model_copy(
+        message = f"of the former home, {migration.source}, nothing is left"
+        self._context.events.record(control_plane, reason="MigrationCompleted", message=message)
+        completed = migration.model_copy(
             update={"step": MigrationStep.COMPLETED, "completed_time": datetime.now(UTC), "message": None}
         )
-        return await self._report.write(control_plane, ended, status="False", reason=Reason.MIGRATED, told=told)
+        return await self._report.write(control_plane, completed, status="False", reason=Reason.MIGRATED, told=message)
 
     async def _make_way(self, control_plane: ControlPlane, *, target: Home) -> ControlPlane:
-        """End an earlier migration, whose other home has names that the new home is to have.
+        """Finish an earlier migration whose other home has the names that the new home needs.
 
         Raises ConditionError while that other home keeps its data for a way back.
         """
@@ -214,30 +218,34 @@ class Migrator:
         control_plane = await self._stay(control_plane)
         if required(control_plane).step is MigrationStep.COMPLETED:
             return control_plane
-        said = f"moves to {target} when the former home, {migration.source}, is gone, which keeps data for a way back"
+        message = (
+            f"moves to {target} when the former home, {migration.source}, is gone, which keeps data for a way back"
+        )
         remedy = "to go back there, ask for its mode, volume and data store; to continue, wait for the rollback window"
-        raise ConditionError(Reason.MIGRATING, f"{said}: {remedy}")
+        raise ConditionError(Reason.MIGRATING, f"{message}: {remedy}")
 
     async def _abort(self, control_plane: ControlPlane, *, why: str) -> ControlPlane:
-        """Delete what was made of a new home."""
+        """Abort the migration and delete the new home."""
         await self.forget(control_plane.metadata.uid or "")
         await self._cutter.resume(control_plane)
-        told = f"it stays {control_plane.home}, {why}"
-        # If the operator dies now and the spec is changed again, the new home is to get its revision once more.
-        control_plane = await self._report.step(control_plane, MigrationStep.PREPARING, told)
+        message = f"it stays {control_plane.home}, {why}"
+        # If the operator dies now and the spec changes back, step Preparing gives the new home its revision again.
+        control_plane = await self._report.step(control_plane, MigrationStep.PREPARING, message)
         await self._discard(control_plane, required(control_plane).target)
-        self._context.events.record(control_plane, reason="MigrationAborted", message=told)
-        return await self._report.write(control_plane, None, status="False", reason=Reason.MIGRATION_ABORTED, told=told)
+        self._context.events.record(control_plane, reason="MigrationAborted", message=message)
+        return await self._report.write(
+            control_plane, None, status="False", reason=Reason.MIGRATION_ABORTED, told=message
+        )
 
     async def _begin(
         self, control_plane: ControlPlane, *, target: Home, chosen: ControlPlaneClass | None
     ) -> tuple[ControlPlane, bool]:
-        """Plan, and write down that it begins, before anything is made; tell whether it does.
+        """Plan the migration, and record its start before any object is made. Returns also whether it started.
 
-        Raises ConditionError while so many others move that this one waits.
+        Raises ConditionError while the maximum number of other control planes is in migration.
         """
-        known = control_plane.status.migration
-        returns = known is not None and known.step is MigrationStep.RETAINING and known.source == target
+        migration = control_plane.status.migration
+        returns = migration is not None and migration.step is MigrationStep.RETAINING and migration.source == target
         in_turn = not returns and not _settings(control_plane).plan
         with self._turns.beginning(control_plane) if in_turn else contextlib.nullcontext():
             return await self._begin_now(control_plane, target=target, chosen=chosen, returns=returns)
@@ -249,7 +257,7 @@ class Migrator:
         plan = await self._planner.plan(control_plane, target=target, chosen=chosen)
         if plan.blockers or _settings(control_plane).plan:
             return await self._report.plan(control_plane, plan, target=target), False
-        begins = MigrationStatus(
+        migration = MigrationStatus(
             source=home,
             target=target,
             step=MigrationStep.PREPARING,
@@ -258,28 +266,31 @@ class Migrator:
             returns=returns,
             plan=plan,
         )
-        told = f"its data move from {home} to {target}: {plan.keys} keys, {plan.bytes} bytes"
-        self._context.events.record(control_plane, reason="MigrationStarted", message=told)
+        message = f"its data move from {home} to {target}: {plan.keys} keys, {plan.bytes} bytes"
+        self._context.events.record(control_plane, reason="MigrationStarted", message=message)
         fields: dict[str, Any] = {}
         if target.mode is ControlPlaneMode.VIRTUAL:
             self._claim(control_plane.at(target))
             fields["cluster_path"] = control_plane.cluster_path
-        return await self._report.write(control_plane, begins, told=told, **fields), True
+        return await self._report.write(control_plane, migration, told=message, **fields), True
 
     async def _move(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> ControlPlane:
-        """Take the steps up to the change of the home, as far as they go. Raises ConditionError that says why."""
+        """Take the steps up to the change of the home, as far as possible.
+
+        Raises ConditionError with the pending step.
+        """
         migration = required(control_plane)
-        there = control_plane.at(migration.target)
-        home = self._homes(there)
+        in_target = control_plane.at(migration.target)
+        home = self._homes(in_target)
         if migration.step is MigrationStep.PREPARING:
             if migration.returns:
                 await self._end_returning(control_plane)
             try:
-                await home.prepare_home(there, begins_at=migration.begins_at, new=not migration.returns)
+                await home.prepare_home(in_target, begins_at=migration.begins_at, new=not migration.returns)
             except RevisionTooFar:
-                # What it had is not needed: a new one begins at any revision.
-                said = "the new home is made again, because its revision is too far below"
-                return await self._make_again(control_plane, said)
+                # The old data in that home are not needed, and a new home can begin at any revision.
+                message = "the new home is made again, because its revision is too far below"
+                return await self._make_again(control_plane, message)
             control_plane = await self._report.step(control_plane, MigrationStep.COPYING, "the data are copied")
         control_plane = await self._keep_margin(control_plane)
         copy = await self._copy(control_plane)
@@ -287,7 +298,7 @@ class Migrator:
             raise _waiting(copy.problem or "the data are copied")
         if required(control_plane).step is MigrationStep.COPYING:
             control_plane = await self._report.step(control_plane, MigrationStep.STARTING, "the API server starts")
-        provision = await home.ensure(there, writes=False)
+        provision = await home.ensure(in_target, writes=False)
         self._turns.check_next_try(control_plane)
         if copy.lag_seconds > _CLOSE_SECONDS:
             raise _waiting("the copy catches up")
@@ -298,17 +309,18 @@ class Migrator:
         return await self._cut(control_plane, copy, provision=provision, chosen=chosen)
 
     async def _end_returning(self, control_plane: ControlPlane) -> None:
-        """End the API server of a former home that is to be the new one again: a later one begins above its revisions.
+        """Stop the API server of a former home that becomes the target again.
 
-        It keeps lists of revisions that the present home has, too. Raises ConditionError while gateways lead there.
+        Its cache holds lists of revisions that the present home also has. A later API server begins above them. Raises
+        ConditionError while gateways route to the former home.
         """
         if not await self._cutter.is_over(control_plane):
             raise _waiting("waiting until no gateway leads to the former home")
-        there = control_plane.at(required(control_plane).target)
-        await self._homes(there).retire(there)
+        in_target = control_plane.at(required(control_plane).target)
+        await self._homes(in_target).retire(in_target)
 
     async def _wait(self, control_plane: ControlPlane, why: str, *, target: Home) -> ControlPlane:
-        """Say what a step waits for. Controllers do not wait for long: they continue until the next try."""
+        """Report the obstacle of a step. Idle controllers continue after a while, until the next attempt."""
         migration = control_plane.status.migration
         ends = migration is not None and migration.step is MigrationStep.ENDING_CONTROLLERS
         if not ends or not self._turns.is_ending_for_long(control_plane):
@@ -319,7 +331,7 @@ class Migrator:
     async def _cut(
         self, control_plane: ControlPlane, copy: Copy, *, provision: Provision, chosen: ControlPlaneClass | None
     ) -> ControlPlane:
-        """Change the home. Raises ConditionError if that was not possible, and the control plane is as it was."""
+        """Change the home. If that fails, raises ConditionError, and the control plane is as before."""
         migration, follower = required(control_plane), copy.follower
         if follower is None or not copy.complete:
             raise _waiting(copy.problem or "the data are copied")
@@ -342,13 +354,13 @@ class Migrator:
         return await self._arrive(control_plane, cut, held_seconds=time.monotonic() - cut.began)
 
     async def _complete_home(self, control_plane: ControlPlane) -> None:
-        """Give the new home the identity of the data, and remove its history up to `begins_at`.
+        """Give the new home the identity of the data, and compact its history up to `begins_at`.
 
-        That exceeds each revision of the former home. A `continue` token or an `Exact` list of the former home names a
-        revision at which the new home did not have all data. It gets 410 Expired instead of a part of the list. A
-        repeated call changes nothing. Raises ConditionError, also if the data are lost.
+        `begins_at` exceeds each revision of the former home. A `continue` token or an `Exact` list of the former home
+        names a revision at which the new home was incomplete. Such a request gets 410 Expired instead of a part of the
+        list. The call may be repeated. Raises ConditionError if etcd does not answer or the data are lost.
         """
-        there, begins_at = control_plane.at(required(control_plane).target), required(control_plane).begins_at
+        in_target, begins_at = control_plane.at(required(control_plane).target), required(control_plane).begins_at
         if begins_at is None:
             raise _waiting("the status does not name the revision at which the new home begins")
         async with self._homes(control_plane).connect(control_plane) as place:
@@ -359,29 +371,30 @@ class Migrator:
                     served=ServedData(control_plane.status.data_identity, control_plane.status.cluster_uid),
                     only_if=place.only_if,
                 )
-        async with self._homes(there).connect(there) as place:
+        async with self._homes(in_target).connect(in_target) as place:
             with data_errors():
                 await set_identity(place.client, place.prefix, identity, only_if=place.only_if)
                 await place.client.compact(begins_at)
 
     async def _arrive(self, control_plane: ControlPlane, cut: Cut, *, held_seconds: float) -> ControlPlane:
-        """Note how it went."""
+        """Record the result of the cut: duration and digest."""
         await self.forget(control_plane.metadata.uid or "")
         migration = required(control_plane)
-        told = f"it lives in its new home, {migration.target}; writes waited {held_seconds * 1000:.0f} ms"
-        self._context.events.record(control_plane, reason="MigrationCut", message=told)
+        message = f"it lives in its new home, {migration.target}; writes waited {held_seconds * 1000:.0f} ms"
+        self._context.events.record(control_plane, reason="MigrationCut", message=message)
         self._context.metrics.migrated(held_seconds)
-        noted = migration.model_copy(
+        measured = migration.model_copy(
             update={"hold_milliseconds": round(held_seconds * 1000), "sha256": cut.comparison.source.sha256}
         )
-        # A later pass ends the API server of the former home, when no gateway leads there.
+        # A later pass stops the former API server, once no gateway routes to it.
         reason = Reason.RETAINING_FORMER_HOME
-        return await self._report.write(control_plane, noted, status="False", reason=reason, told=told)
+        return await self._report.write(control_plane, measured, status="False", reason=reason, told=message)
 
     async def _recover(self, control_plane: ControlPlane) -> ControlPlane:
-        """Go back to before writes were stopped. First the status: the write that changes the home compares it.
+        """Return to the state before writes were stopped, and release them.
 
-        The copy begins again, because it may be closed.
+        The status is written first, because the write that changes the home is compared with it. The copy starts again,
+        because it may be closed.
         """
         await self._copies.end(control_plane.metadata.uid or "")
         control_plane = await self._report.step(control_plane, MigrationStep.STARTING, "it is tried again")
@@ -389,62 +402,65 @@ class Migrator:
         return control_plane
 
     async def _keep_margin(self, control_plane: ControlPlane) -> ControlPlane:
-        """Have the new home run, and be above the revisions of the former one, which come nearer with each write.
+        """Keep the revisions of the new home above the revisions of the former home.
 
-        Otherwise clients would take versions of the former home for newer ones. Raises ConditionError while it does
-        not run, and if it is made again.
+        The latter grow with each write.
+
+        Otherwise clients would take versions of the former home for newer ones. Raises ConditionError while the new
+        home does not run, and if it has to be made again.
         """
         migration = required(control_plane)
-        there, begins_at = control_plane.at(migration.target), migration.begins_at or 0
-        home, revision = self._homes(there), await self._revision(control_plane)
+        in_target, begins_at = control_plane.at(migration.target), migration.begins_at or 0
+        home, revision = self._homes(in_target), await self._revision(control_plane)
         raised = None
         if revision < begins_at <= revision + _REVISIONS_LEFT:
             raised = revision + REVISIONS_BETWEEN
-        # The first time after the beginning, etcd restarts without it.
-        await home.prepare_home(there, begins_at=raised, new=False)
+        # The first call after `begins_at` was applied restarts etcd without the option that raises its revision.
+        await home.prepare_home(in_target, begins_at=raised, new=False)
         if raised is not None:
-            # Its API server keeps lists of revisions that the former home has now. A new process begins above them.
-            await home.retire(there)
+            # The API server caches lists at revisions that the former home has now reached. A new process begins above
+            # them.
+            await home.retire(in_target)
             revision = await self._revision(control_plane)
         if revision >= begins_at:
-            # What was copied before may have lower revisions there than here. So all is copied again.
-            said = "the former home has reached the revisions of the new one, which is made again"
-            await self._make_again(control_plane, said, begins_at=revision + _REVISIONS_AGAIN)
-            raise _waiting(said)
+            # Keys copied before may have lower revisions than in the former home, so all data are copied again.
+            message = "the former home has reached the revisions of the new one, which is made again"
+            await self._make_again(control_plane, message, begins_at=revision + _REVISIONS_AGAIN)
+            raise _waiting(message)
         if raised is None:
             return control_plane
-        said = f"the new home is raised to revision {raised}"
-        noted = migration.model_copy(update={"begins_at": raised, "message": said})
-        return await self._report.write(control_plane, noted, told=said)
+        message = f"the new home is raised to revision {raised}"
+        raised_migration = migration.model_copy(update={"begins_at": raised, "message": message})
+        return await self._report.write(control_plane, raised_migration, told=message)
 
     async def _make_again(self, control_plane: ControlPlane, told: str, **update: Any) -> ControlPlane:
-        """Delete the new home, and go back to its preparation."""
+        """Delete the new home, and return to its preparation."""
         await self._copies.end(control_plane.metadata.uid or "")
         await self._discard(control_plane, required(control_plane).target)
         return await self._report.step(control_plane, MigrationStep.PREPARING, told, returns=False, **update)
 
     async def _discard(self, control_plane: ControlPlane, home: Home) -> None:
-        """Delete what is in a home that the control plane does not live in: exactly that."""
-        there = control_plane.at(home)
-        backend = self._homes(there)
-        await backend.shut_down(there)
-        await backend.settle(there, policy=DeletionPolicy.DESTROY)
-        await self._keys.forget_certificates(there)
+        """Delete the objects and data of a home that the control plane does not use, and no others."""
+        in_home = control_plane.at(home)
+        backend = self._homes(in_home)
+        await backend.shut_down(in_home)
+        await backend.settle(in_home, policy=DeletionPolicy.DESTROY)
+        await self._keys.forget_certificates(in_home)
 
     async def _copy(self, control_plane: ControlPlane) -> Copy:
-        """Return the copy, which is begun if this operator has not done so."""
+        """Return the copy of the control plane; starts it if this operator has not done so."""
         uid = control_plane.metadata.uid or ""
-        if (found := self._copies.find(uid)) is not None:
-            return found
-        there = control_plane.at(required(control_plane).target)
-        async with self._homes(there).connect(there) as place:
+        if (copy := self._copies.find(uid)) is not None:
+            return copy
+        in_target = control_plane.at(required(control_plane).target)
+        async with self._homes(in_target).connect(in_target) as place:
             with data_errors():
                 await open_place(place)
         queue, key = self._context.queues.control_planes, ("", control_plane.name)
         return self._copies.begin(
             uid,
             source=partial(self._homes(control_plane).connect, control_plane),
-            target=partial(self._homes(there).connect, there),
+            target=partial(self._homes(in_target).connect, in_target),
             changed=lambda: queue.add(key),
         )
 

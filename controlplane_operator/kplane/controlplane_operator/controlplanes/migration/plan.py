@@ -1,4 +1,4 @@
-"""What a migration takes, and what stands in its way. Nothing is changed to find that out."""
+"""Plan of a migration: its size, its duration and its blockers. Planning changes no data."""
 
 from __future__ import annotations
 
@@ -33,21 +33,20 @@ from kplane.data.room import COPIED_SHARE, Room, room_in
 __all__ = ["REVISIONS_BETWEEN", "Planner"]
 
 REVISIONS_BETWEEN: Final = 5_000
-"""So far above the source the target begins: what others write in a shared etcd meanwhile must not catch up. Where
-revisions are raised, each is a write.
-"""
+"""Number of revisions by which the target begins above the source. Writes in the source during the move must not
+catch up. In a shared etcd, each raised revision costs a write."""
 _MEASURED_SECONDS: Final = 3.0
-"""So long the data are measured. Of more than that, the plan has an estimate."""
+"""Maximum time for measuring the data. The plan estimates the rest."""
 _FIXED_SECONDS: Final = 15
-"""For an etcd, an API server and the end of controllers."""
+"""Time for the start of an etcd and an API server and for the end of controllers."""
 _KEYS_A_SECOND: Final = 5_000
 _FIXED_HOLD_MILLISECONDS: Final = 700
-"""For the gateway's confirmation, the fence and the new address."""
+"""Time for the gateway's confirmation, the fence and the new address."""
 _KEYS_COMPARED_A_MILLISECOND: Final = 250
 
 
 class Planner:
-    """Looks at control planes that are to move."""
+    """Plans the migrations of control planes."""
 
     def __init__(
         self,
@@ -57,9 +56,9 @@ class Planner:
         check_target: Callable[[ControlPlane], object],
         quota_bytes: int,
     ) -> None:
-        """`homes` returns the way to the API server of a home. `check_target` raises ConditionError if the shared
-        etcd of a target does not exist, or its path is another's.
+        """`homes` returns the provisioner of a home. `check_target` raises ConditionError if a target is not available.
 
+        A target is not available if its shared etcd does not exist, or if another control plane holds its path.
         `quota_bytes` is the quota of an etcd of mode Dedicated on a volume of the usual size.
         """
         self._context = context
@@ -70,38 +69,50 @@ class Planner:
     async def plan(
         self, control_plane: ControlPlane, *, target: Home, chosen: ControlPlaneClass | None
     ) -> MigrationPlan:
-        """Measure the data, and name all that stands in the way. Raises ConditionError if etcd cannot be asked."""
+        """Measure the data and return the plan with all blockers. Raises ConditionError if etcd does not answer."""
         async with self._homes(control_plane).connect(control_plane) as source:
             with data_errors():
-                found = await estimate(source.client, source.prefix, seconds=_MEASURED_SECONDS)
+                size_estimate = await estimate(source.client, source.prefix, seconds=_MEASURED_SECONDS)
             blockers = [
-                each async for each in self._blockers(control_plane, target=target, chosen=chosen, size=found.bytes)
+                blocker
+                async for blocker in self._blockers(
+                    control_plane, target=target, chosen=chosen, size=size_estimate.bytes
+                )
             ]
             if target.mode is ControlPlaneMode.VIRTUAL and not blockers:
                 blockers += [
-                    each async for each in self._shared_etcd(control_plane, source, target=target, size=found.bytes)
+                    blocker
+                    async for blocker in self._shared_etcd(
+                        control_plane, source, target=target, size=size_estimate.bytes
+                    )
                 ]
-        seconds = _FIXED_SECONDS + found.keys // _KEYS_A_SECOND
-        hold = _FIXED_HOLD_MILLISECONDS + found.keys // _KEYS_COMPARED_A_MILLISECOND
+        seconds = _FIXED_SECONDS + size_estimate.keys // _KEYS_A_SECOND
+        hold = _FIXED_HOLD_MILLISECONDS + size_estimate.keys // _KEYS_COMPARED_A_MILLISECOND
         return MigrationPlan(
-            keys=found.keys, bytes=found.bytes, seconds=seconds, hold_milliseconds=hold, blockers=blockers
+            keys=size_estimate.keys,
+            bytes=size_estimate.bytes,
+            seconds=seconds,
+            hold_milliseconds=hold,
+            blockers=blockers,
         )
 
     async def _blockers(
         self, control_plane: ControlPlane, *, target: Home, chosen: ControlPlaneClass | None, size: int
     ) -> AsyncIterator[MigrationBlocker]:
-        if (said := self._addresses(control_plane, target=target, chosen=chosen)) is not None:
-            yield MigrationBlocker(reason="ClientsOnOwnAddress", message=said)
+        if (message := self._addresses(control_plane, target=target, chosen=chosen)) is not None:
+            yield MigrationBlocker(reason="ClientsOnOwnAddress", message=message)
         if is_rotated(control_plane):
-            said = "its keys are exchanged, see status.rotation: wait until that is done"
-            yield MigrationBlocker(reason="RotationUnderWay", message=said)
+            message = "its keys are exchanged, see status.rotation: wait until that is done"
+            yield MigrationBlocker(reason="RotationUnderWay", message=message)
         version = find_condition(control_plane.status.conditions, UP_TO_DATE)
         if version is not None and version.status == "False":
             yield MigrationBlocker(reason="VersionDiffers", message=f"condition UpToDate is False: {version.message}")
         allowed = chosen.spec.modes_allowed if chosen is not None else []
         if chosen is not None and allowed and target.mode not in allowed:
-            said = f"ControlPlaneClass {chosen.name} allows {' and '.join(allowed)}: name one that allows {target.mode}"
-            yield MigrationBlocker(reason=str(Reason.MODE_NOT_ALLOWED), message=said)
+            message = (
+                f"ControlPlaneClass {chosen.name} allows {' and '.join(allowed)}: name one that allows {target.mode}"
+            )
+            yield MigrationBlocker(reason=str(Reason.MODE_NOT_ALLOWED), message=message)
         if target.mode is not ControlPlaneMode.VIRTUAL:
             if (blocker := self._own_etcd(control_plane, target=target, size=size)) is not None:
                 yield blocker
@@ -112,34 +123,37 @@ class Planner:
             yield MigrationBlocker(reason=str(taken.reason), message=taken.message)
         quota = chosen.spec.storage_quota_bytes if chosen is not None else None
         if quota is not None and size > quota:
-            said = (
+            message = (
                 f"it has {size} bytes, and its class allows {quota} in the shared etcd: raise"
                 " spec.virtual.storage.quota of the class, or delete objects"
             )
-            yield MigrationBlocker(reason="StorageQuota", message=said)
+            yield MigrationBlocker(reason="StorageQuota", message=message)
 
     def _own_etcd(self, control_plane: ControlPlane, *, target: Home, size: int) -> MigrationBlocker | None:
-        """Say whether the etcd of the target would be too small. The plan does not make that etcd to find out."""
+        """Return a blocker if the dedicated etcd of the target would be too small.
+
+        The plan does not create that etcd.
+        """
         quota = quota_of(target, usual=self._quota_bytes)
-        # Of an etcd that has the data from before, the copy measures the room: a plan starts no etcd to ask it.
+        # If the etcd has the data already, the copy measures its free space. A plan starts no etcd for that.
         if _returns(control_plane, target) or Room(used=0, quota=quota).has(size):
             return None
-        said = (
+        message = (
             f"it has {size} bytes, and the etcd of its own has a quota of {quota}: a copy may fill"
             f" {COPIED_SHARE:.0%} of it. Delete objects, or set a larger spec.dedicated.volume.size: the quota is three"
             f" quarters of it, and at most {DEFAULT_QUOTA_BYTES}"
         )
-        return MigrationBlocker(reason="EtcdQuota", message=said)
+        return MigrationBlocker(reason="EtcdQuota", message=message)
 
     def _addresses(self, control_plane: ControlPlane, *, target: Home, chosen: ControlPlaneClass | None) -> str | None:
-        """Say which address would change under its users; None if none would."""
+        """Return a message if an address that clients use would change; None otherwise."""
         gateway = self._context.gateway
         if gateway is None:
             return (
                 "this operator has no gateway, so the address that clients use would change; install the gateway, or"
                 " move by hand, with a second control plane"
             )
-        published = {each.type: each.url for each in control_plane.status.endpoints}
+        published = {endpoint.type: endpoint.url for endpoint in control_plane.status.endpoints}
         policy = endpoint_policy(self._context, control_plane.at(target), chosen=chosen)
         behind = [gateway.serves(published.get(kind, "")) for kind in (EndpointType.EXTERNAL, EndpointType.JOIN)]
         if all(behind) and policy is EndpointPolicy.GATEWAY:
@@ -157,28 +171,32 @@ class Planner:
             async with self._homes(there).connect(there) as place:
                 with data_errors():
                     room = await room_in(place.client)
-                    here, wanted = await place.client.revision(), await source.client.revision() + REVISIONS_BETWEEN
+                    revision, floor = (
+                        await place.client.revision(),
+                        await source.client.revision() + REVISIONS_BETWEEN,
+                    )
         except ConditionError as unreachable:
             yield MigrationBlocker(reason="NoSharedEtcd", message=unreachable.message)
             return
-        # Also where it returns to data that are there: it writes all of them anew, beside their former revisions.
+        # The check also applies to a return to existing data: the copy writes all keys again, beside their former
+        # revisions.
         if not room.has(size):
-            said = (
+            message = (
                 f"it has {size} bytes, and the shared etcd uses {room.used} of its quota of {room.quota}: a copy may"
                 f" fill {COPIED_SHARE:.0%} of it: a full etcd refuses the writes of all tenants. Delete objects,"
                 " or raise --quota-backend-bytes of the shared etcd (etcd.quotaBytes of the chart)"
             )
-            yield MigrationBlocker(reason="EtcdQuota", message=said)
-        if wanted - here > MOST_RAISED:
-            said = (
-                f"the shared etcd is at revision {here}, and has to be above {wanted}, which takes more writes than"
+            yield MigrationBlocker(reason="EtcdQuota", message=message)
+        if floor - revision > MOST_RAISED:
+            message = (
+                f"the shared etcd is at revision {revision}, and has to be above {floor}, which takes more writes than"
                 f" {MOST_RAISED} at once: wait until others have written, or restore the shared etcd with a higher"
                 " revision (docs/how-to/move.md)"
             )
-            yield MigrationBlocker(reason="RevisionTooFar", message=said)
+            yield MigrationBlocker(reason="RevisionTooFar", message=message)
 
 
 def _returns(control_plane: ControlPlane, target: Home) -> bool:
-    """Tell whether the control plane goes back to the home that it came from, whose data are still there."""
+    """Return whether the control plane goes back to the home that it came from, whose data are still there."""
     migration = control_plane.status.migration
     return migration is not None and migration.step is MigrationStep.RETAINING and migration.source == target

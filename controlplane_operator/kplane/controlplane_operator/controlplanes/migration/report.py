@@ -1,4 +1,4 @@
-"""Says in the status of a control plane how far its migration is. One of these writes changes the home."""
+"""Status of a migration. One of its writes changes the home of the control plane."""
 
 from __future__ import annotations
 
@@ -18,34 +18,39 @@ from kplane.provider import Conflict
 __all__ = ["Report", "required", "with_fields"]
 
 _LONGEST: Final = 1024
-"""Characters of a message."""
+"""Maximum length of a message in characters."""
 _TRIES: Final = 5
 
 
 class Report:
-    """Writes, if home and migration are as they were seen."""
+    """Writes the migration status, provided that home and migration are unchanged since they were read."""
 
     def __init__(self, context: OperatorContext, *, copies: Copies) -> None:
         self._context = context
         self._copies = copies
 
     async def plan(self, control_plane: ControlPlane, plan: MigrationPlan, *, target: Home) -> ControlPlane:
-        known = control_plane.status.migration
-        if known is not None and known.step is MigrationStep.RETAINING:
-            # Of the migration before this one there is still something to be removed.
-            planned = known.model_copy(update={"plan": plan})
+        present = control_plane.status.migration
+        if present is not None and present.step is MigrationStep.RETAINING:
+            # The migration before this plan still has a former home to remove.
+            planned = present.model_copy(update={"plan": plan})
         else:
             planned = MigrationStatus(source=control_plane.home, target=target, plan=plan)
         if plan.blockers:
-            told = "; ".join(f"{each.reason}: {each.message}" for each in plan.blockers)
-            return await self.write(control_plane, planned, status="False", reason=Reason.MIGRATION_BLOCKED, told=told)
-        told = f"{plan.keys} keys, {plan.bytes} bytes, about {plan.seconds} s; nothing stands in its way"
-        return await self.write(control_plane, planned, status="False", reason=Reason.MIGRATION_PLANNED, told=told)
+            message = "; ".join(f"{blocker.reason}: {blocker.message}" for blocker in plan.blockers)
+            return await self.write(
+                control_plane, planned, status="False", reason=Reason.MIGRATION_BLOCKED, told=message
+            )
+        message = f"{plan.keys} keys, {plan.bytes} bytes, about {plan.seconds} s; nothing stands in its way"
+        return await self.write(control_plane, planned, status="False", reason=Reason.MIGRATION_PLANNED, told=message)
 
     async def commit(self, control_plane: ControlPlane, *, endpoint: str) -> ControlPlane:
-        """Have the control plane live in the new home: this write, if it is as it was seen, and no other one.
+        """Change the home of the control plane, provided that home and migration are unchanged.
 
-        It names the new address too. So controllers wait until the Secrets do, and none starts for the former home.
+        No other write changes the home.
+
+        The write also contains the new address. So controllers wait until the Secrets name that address, and none
+        starts against the former home.
         """
         migration = required(control_plane)
         arrived = migration.model_copy(
@@ -59,7 +64,7 @@ class Report:
         return await self.retain(control_plane, arrived, home=migration.target, endpoint=endpoint)
 
     async def retain(self, control_plane: ControlPlane, migration: MigrationStatus, **fields: Any) -> ControlPlane:
-        """Write a migration whose former home keeps its data for now, and other fields of the status."""
+        """Write the status of a migration whose former home keeps its data for now, with other fields."""
         return await self.write(
             control_plane,
             migration,
@@ -70,11 +75,11 @@ class Report:
         )
 
     async def say(self, control_plane: ControlPlane, told: str, *, target: Home) -> ControlPlane:
-        """Say what is done, or waited for, on the way to another home."""
+        """Report the present action or obstacle of a migration to `target`."""
         migration = control_plane.status.migration
         if migration is None or migration.step in {None, MigrationStep.COMPLETED}:
-            waits = migration is not None and migration.step is None and migration.target == target
-            planned = migration if waits else MigrationStatus(source=control_plane.home, target=target)
+            is_planned = migration is not None and migration.step is None and migration.target == target
+            planned = migration if is_planned else MigrationStatus(source=control_plane.home, target=target)
             return await self.write(control_plane, planned, status="False", reason=Reason.MIGRATION_BLOCKED, told=told)
         noted = migration.model_copy(update={**self._progress(control_plane), "message": told[:_LONGEST]})
         if migration.step.is_cut:
@@ -83,12 +88,12 @@ class Report:
         return await self.write(control_plane, noted, told=told)
 
     def seen(self, control_plane: ControlPlane) -> ControlPlane:
-        """Return the control plane as the last write left it."""
+        """Return the control plane from the cache, which has the latest write."""
         stored = self._context.stores.control_planes.get(("", control_plane.name))
         return ControlPlane.model_validate(stored) if stored is not None else control_plane
 
     async def step(self, control_plane: ControlPlane, step: MigrationStep, told: str, **update: Any) -> ControlPlane:
-        """Write down a step before anything of it is done, unless the control plane changed meanwhile."""
+        """Record a step before any action of it; raises Conflict if home or migration changed meanwhile."""
         migration = required(control_plane)
         fields = {**self._progress(control_plane), "step": step, "message": told, **update}
         return await self.write(control_plane, migration.model_copy(update=fields), told=told)
@@ -115,35 +120,39 @@ class Report:
         told: str,
         **fields: Any,
     ) -> ControlPlane:
-        """Write the status, if home and migration are as they were seen; returns the control plane as it is then.
+        """Write the migration status if home and migration are unchanged; returns the control plane after the write.
 
-        Raises Conflict if another operator changed them.
+        Raises Conflict if another operator changed home or migration, or after five attempts. Raises ConditionError if
+        the control plane is gone.
         """
         store = self._context.stores.control_planes
         for attempt in range(_TRIES):
-            wanted = with_fields(control_plane, migration=migration, **fields)
+            updated = with_fields(control_plane, migration=migration, **fields)
             conditions = with_condition(
-                wanted.status.conditions,
-                of=wanted,
+                updated.status.conditions,
+                of=updated,
                 type=MIGRATING,
                 status=status,
                 reason=reason,
                 message=told[:_LONGEST],
             )
-            written = wanted.status.model_copy(update={"conditions": conditions})
+            written = updated.status.model_copy(update={"conditions": conditions})
             try:
                 await self._context.status.write(store, control_plane, status=written, only_as_seen=True)
                 break
             except Conflict:
-                # Most are of others' fields: the gateway notes there when it was used.
+                # Most conflicts are about other fields, such as the time of last use that the gateway writes.
                 live = await self._context.client.get(CONTROL_PLANES, control_plane.name)
                 store.apply(live)
-                found = ControlPlane.model_validate(live)
-                known = control_plane.status
-                same = (found.status.home, found.status.migration) == (known.home, known.migration)
-                if attempt == _TRIES - 1 or found.metadata.uid != control_plane.metadata.uid or not same:
+                latest = ControlPlane.model_validate(live)
+                seen_status = control_plane.status
+                is_unchanged = (latest.status.home, latest.status.migration) == (
+                    seen_status.home,
+                    seen_status.migration,
+                )
+                if attempt == _TRIES - 1 or latest.metadata.uid != control_plane.metadata.uid or not is_unchanged:
                     raise
-                control_plane = found
+                control_plane = latest
         stored = store.get(("", control_plane.name))
         if stored is None or stored["metadata"]["uid"] != control_plane.metadata.uid:
             raise ConditionError(Reason.MIGRATING, "the control plane is gone")
