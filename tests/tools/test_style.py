@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tools.style import check_prose, check_subject, prose_of_markdown, prose_of_python, sentences
+from tools.style import (
+    FEWEST_WORDS,
+    check_prose,
+    check_subject,
+    explanations,
+    prose_of_markdown,
+    prose_of_python,
+    sentences,
+    vague_shares,
+)
 
 LONG = " ".join(["word"] * 26) + "."
 
@@ -83,3 +92,24 @@ def test_long_sentences_and_discouraged_words_are_found(text: str, problems: lis
 )
 def test_subjects_of_commits_name_their_area(subject: str, accepted: bool) -> None:
     assert (check_subject(subject) == "") is accepted
+
+
+def test_vague_words_are_counted_per_ten_thousand_words_outside_of_code() -> None:
+    named = ["The control plane sleeps."] * (FEWEST_WORDS // 4)
+    vague = ["It says what `what` is, so long nobody looks."]
+    shares = vague_shares([*named, *vague])
+    assert {name: share for name, share in shares.items() if share} == {
+        "what": 10,
+        "says": 10,
+        "nothing": 10,
+        "so long": 10,
+    }
+
+
+def test_vague_words_of_short_component_are_not_counted() -> None:
+    assert vague_shares(["What nobody says."]) == {}
+
+
+def test_explanations_leave_out_messages() -> None:
+    text = '"""Docstring."""\nx = "a message of more than four words"  # comment\n'
+    assert [paragraph for _, paragraph in explanations(text)] == ["Docstring.", "comment"]
