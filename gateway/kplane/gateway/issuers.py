@@ -16,7 +16,7 @@ import jwt
 import orjson
 
 from kplane.gateway.errors import GatewayError
-from kplane.gateway.tokens import Issuer, header_of
+from kplane.gateway.tokens import Issuer, has_signed, header_of
 from kplane.provider.aio.cancellation import end_tasks
 
 __all__ = ["IssuerKeys", "KeysUnavailable"]
@@ -74,7 +74,7 @@ class IssuerKeys:
         if not isinstance(algorithm, str) or algorithm not in _ALGORITHMS or not isinstance(name, str | None):
             return False
         keys = _named(await self._keys(issuer, name), name)
-        return any(_has_signed(key, token, algorithm=algorithm) for key in keys)
+        return any(has_signed(key, token, algorithm=algorithm) for key in keys)
 
     async def aclose(self) -> None:
         """Cancel all reads."""
@@ -113,15 +113,6 @@ class IssuerKeys:
 def _named(keys: Iterable[jwt.PyJWK], name: str | None) -> list[jwt.PyJWK]:
     """Return the keys for signatures with this name; all keys for signatures if the token names no key."""
     return [key for key in keys if key.public_key_use in (None, "sig") and name in (None, key.key_id)]
-
-
-def _has_signed(key: jwt.PyJWK, token: str, *, algorithm: str) -> bool:
-    try:
-        jwt.api_jws.decode_complete(token, key=key.key, algorithms=[algorithm])
-    except (jwt.PyJWTError, TypeError, ValueError):
-        # The key does not fit the algorithm, or another key signed the token.
-        return False
-    return True
 
 
 async def _read_keys(issuer: Issuer) -> tuple[jwt.PyJWK, ...]:

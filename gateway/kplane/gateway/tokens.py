@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final, Self
 
+import jwt
 import orjson
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -19,7 +20,6 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from kplane.api import SERVICE_ACCOUNT_ISSUER
 from kplane.gateway.errors import RouteInvalid
-from kplane.provider.access.es256 import decoded, is_signed_by
 
 __all__ = [
     "MAX_TOKEN_LENGTH",
@@ -28,6 +28,7 @@ __all__ = [
     "TokenTrust",
     "accepts",
     "bearer_token",
+    "has_signed",
     "header_of",
     "is_bootstrap_token",
     "issuer_of",
@@ -150,7 +151,7 @@ def bearer_token(authorization: str, *, protocols: str = "") -> str | None:
     for protocol in protocols.split(","):
         encoded = protocol.strip().removeprefix(_IN_PROTOCOL)
         if encoded and encoded != protocol.strip():
-            return (decoded(encoded) or b"").decode(errors="replace") or None
+            return _decoded(encoded).decode(errors="replace") or None
     return None
 
 
@@ -195,6 +196,18 @@ def header_of(token: str) -> Mapping[str, Any]:
     return _object(token.partition(".")[0])
 
 
+def has_signed(key: jwt.PyJWK | ec.EllipticCurvePublicKey, token: str, *, algorithm: str) -> bool:
+    """Return whether the private key of a public key signed a token. `token` may be any text.
+
+    The answer is False too if the key is of another type than the algorithm needs.
+    """
+    try:
+        jwt.api_jws.decode(token, key.key if isinstance(key, jwt.PyJWK) else key, algorithms=[algorithm])
+    except (jwt.PyJWTError, TypeError, ValueError):
+        return False
+    return True
+
+
 def read_token_keys(bundle: bytes) -> tuple[bytes, ...]:
     """Return the public keys (PEM) of ServiceAccount tokens in a bundle.
 
@@ -221,7 +234,7 @@ def _is_service_account_token(trust: TokenTrust, token: str, *, now: datetime) -
     if not (_is_current(claims, now=now) and _is_for(claims, trust.audiences) and _names_account(claims)):
         return False
     # Verify the signature last, since it costs more than all other checks.
-    return any(is_signed_by(token, key=key) for key in map(_verifier, trust.keys) if key is not None)
+    return any(has_signed(key, token, algorithm=_ALGORITHM) for key in map(_verifier, trust.keys) if key is not None)
 
 
 def _is_current(claims: Mapping[str, Any], *, now: datetime) -> bool:
@@ -281,10 +294,18 @@ def _read_time(text: str | None) -> datetime | None:
 def _object(part: str) -> Mapping[str, Any]:
     """Return the JSON object in a part of a token; an empty mapping if the part contains no object."""
     try:
-        value = orjson.loads(decoded(part) or b"")
+        value = orjson.loads(_decoded(part))
     except orjson.JSONDecodeError:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _decoded(part: str) -> bytes:
+    """Return the content of a part of a token; empty if the part is not base64."""
+    try:
+        return jwt.utils.base64url_decode(part)
+    except ValueError:
+        return b""
 
 
 @lru_cache(maxsize=1024)
