@@ -113,7 +113,7 @@ class StartGate:
 
     async def _keep_looking(self, engagement: Engagement) -> None:
         while True:
-            # The delay is 0 if the API server has not answered for long. The turn decides how to go on.
+            # The delay is 0 if the API server has not answered for long. The turn decides how to continue.
             await asyncio.sleep(self._delay() or self._pace.retry)
             await self._look(engagement)
 
