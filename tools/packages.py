@@ -45,7 +45,7 @@ def with_lists(text: str, *, names: Sequence[str]) -> str:
         if missing := set(filter(None, without)) - set(names):
             raise LookupError(f"pyproject.toml: {found['key']}leaves out {sorted(missing)}; correct its comment")
         items = [found["form"].format(name) for name in names if name not in without]
-        return f"{found['key']}{json.dumps(sorted([*items, *filter(None, more)]))}{found['comment']}"
+        return f"{found['key']}{json.dumps([*items, *filter(None, more)])}{found['comment']}"
 
     return _LIST.sub(written, text)
 

@@ -23,7 +23,7 @@ reveal_type(FileProvider)
 def test_checkers_of_types_look_into_every_component() -> None:
     assert [path.rpartition("/")[2] for path in TOOLS["mypy"]["mypy_path"]] == COMPONENTS
     assert TOOLS["pyright"]["extraPaths"] == [*COMPONENTS, "examples/kopf"]
-    assert TOOLS["ruff"]["src"] == [".", *COMPONENTS]
+    assert TOOLS["ruff"]["src"] == [*COMPONENTS, "."]
 
 
 def test_pyright_finds_the_runtime_in_a_clone_without_an_environment(tmp_path: Path) -> None:
