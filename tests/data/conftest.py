@@ -1,4 +1,4 @@
-"""One etcd with TLS and access control for the tests of this directory, and a prefix of its own for each test."""
+"""An etcd with TLS and access control for the tests of this directory, and a separate prefix for each test."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Etcd:
 
     @staticmethod
     def write(files: Credentials, *, ca: bytes, pair: KeyPair) -> None:
-        """Replace the files one after the other, as a renewal does."""
+        """Replace the files in sequence, as a renewal does."""
         for path, content in ((files.ca, ca), (files.certificate, pair.certificate), (files.key, pair.key)):
             partial = path.with_name(f".{path.name}")
             partial.touch(mode=0o600)
@@ -91,9 +91,9 @@ class Etcd:
 @pytest.fixture(scope="session")
 def etcd(binaries: Binaries, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
     directory = tmp_path_factory.mktemp("etcd")
-    with contextlib.closing(socket.socket()) as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    with contextlib.closing(socket.socket()) as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
     etcd = Etcd(binaries.path("etcd"), directory, port)
     etcd.start()
     try:
@@ -105,7 +105,7 @@ def etcd(binaries: Binaries, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 async def other(binaries: Binaries, tmp_path: Path, hold_port: Callable[[], int]) -> AsyncIterator[Etcd]:
-    """A second etcd, for one test, which may stop it. Everybody with a certificate is its administrator."""
+    """A second etcd for a single test, which may stop the etcd. Each user with a certificate is an administrator."""
     etcd = Etcd(binaries.path("etcd"), tmp_path, hold_port())
     etcd.start()
     try:
@@ -134,7 +134,7 @@ async def _prepare(etcd: Etcd) -> None:
 
 @pytest.fixture
 async def client(etcd: Etcd) -> AsyncIterator[Client]:
-    """The administrator."""
+    """A client of the administrator."""
     async with Client(etcd.url, credentials=Credentials.in_directory(etcd.directory / "root")) as client:
         yield client
 

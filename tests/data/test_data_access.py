@@ -12,15 +12,15 @@ from kplane.data import AlreadyExists, Client, Follower, NotFound, Permission, P
 pytestmark = pytest.mark.integration
 
 
-async def test_access_control_is_on(client: Client) -> None:
-    before = await client.access.status()
-    assert before.enabled
-    assert await client.access.status() == before
+async def test_access_status_is_enabled_and_has_revision_of_changes(client: Client) -> None:
+    status = await client.access.status()
+    assert status.enabled
+    assert await client.access.status() == status
     await client.access.add_role("new")
-    assert (await client.access.status()).revision > before.revision
+    assert (await client.access.status()).revision > status.revision
 
 
-async def test_a_user_may_what_its_role_allows(etcd: Any, client: Client, prefix: str, tmp_path: Path) -> None:
+async def test_user_has_permissions_of_its_role(etcd: Any, client: Client, prefix: str, tmp_path: Path) -> None:
     access, name = client.access, f"reader{prefix}"
     assert await access.roles_of(name) is None
     assert await access.permissions_of(name) is None
@@ -46,7 +46,7 @@ async def test_a_user_may_what_its_role_allows(etcd: Any, client: Client, prefix
         with pytest.raises(PermissionDenied):
             await user.access.add_user("another")
 
-        # Of the same range: another kind replaces the former one.
+        # A new kind for the same range replaces the former permission.
         await access.grant_permission(name, Permission("readwrite", f"{prefix}one".encode()))
         await access.revoke_permission(name, Permission.below(prefix, kind="read"))
         assert await access.permissions_of(name) == {Permission("readwrite", f"{prefix}one".encode())}
@@ -68,7 +68,9 @@ async def test_a_user_may_what_its_role_allows(etcd: Any, client: Client, prefix
             await user.count(prefix)
 
 
-async def test_user_who_may_read_one_prefix_can_copy_it(etcd: Any, client: Client, prefix: str, tmp_path: Path) -> None:
+async def test_follower_copies_as_user_with_permission_for_source(
+    etcd: Any, client: Client, prefix: str, tmp_path: Path
+) -> None:
     """The benchmarks copy as the API server of a control plane, which may read its own prefix only."""
     access, name, source, target = client.access, f"copier{prefix}", f"{prefix}from/", f"{prefix}to/"
     await client.put(f"{source}one".encode(), b"value")
@@ -78,26 +80,26 @@ async def test_user_who_may_read_one_prefix_can_copy_it(etcd: Any, client: Clien
     await access.grant_role(name, name)
     async with Client(etcd.url, credentials=etcd.credentials(name, tmp_path / "user")) as user:
         await Follower(Place(user, source), Place(client, target)).copy()
-    copied = await client.get(f"{target}one".encode())
-    assert copied is not None
-    assert copied.value == b"value"
+    item = await client.get(f"{target}one".encode())
+    assert item is not None
+    assert item.value == b"value"
 
 
-async def test_what_is_there_twice_or_not_at_all_is_told_apart(client: Client, prefix: str) -> None:
+async def test_access_raises_already_exists_or_not_found(client: Client, prefix: str) -> None:
     access = client.access
     await access.add_user(prefix)
     await access.add_role(prefix)
-    for again in (access.add_user, access.add_role):
+    for call in (access.add_user, access.add_role):
         with pytest.raises(AlreadyExists):
-            await again(prefix)
+            await call(prefix)
     with pytest.raises(NotFound):
         await access.revoke_role(prefix, prefix)
     with pytest.raises(NotFound):
         await access.revoke_permission(prefix, Permission.below("/x/"))
     await access.delete_user(prefix)
     await access.delete_role(prefix)
-    for again in (access.delete_user, access.delete_role):
+    for call in (access.delete_user, access.delete_role):
         with pytest.raises(NotFound):
-            await again(prefix)
+            await call(prefix)
     with pytest.raises(NotFound):
         await access.grant_role(prefix, prefix)

@@ -1,4 +1,4 @@
-"""Archives of a prefix: what they hold, and that a damaged one is told from a whole one."""
+"""Archives of a prefix: their content, and the detection of damaged archives."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VALUES = {f"configmaps/shop/{number:04}": bytes([number % 256]) * (number % 70) 
 
 
 class Pages(Client):
-    """A client that has these pages."""
+    """Fake client that returns these pages."""
 
     def __init__(self, *pages: list[KeyValue]) -> None:
         self._pages = pages
@@ -58,42 +58,45 @@ def read(content: bytes) -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1 << 20])
-async def test_an_archive_gives_back_what_was_put_in(piece: int) -> None:
-    made = archive(Pages(keys(VALUES), keys({"z": b""})), "/a/", header=HEADER)
-    content = b"".join([chunk async for chunk in made.chunks()])
-    reader, found = ArchiveReader(), []
+async def test_archive_reader_returns_archived_pairs(piece: int) -> None:
+    saved_archive = archive(Pages(keys(VALUES), keys({"z": b""})), "/a/", header=HEADER)
+    content = b"".join([chunk async for chunk in saved_archive.chunks()])
+    reader, pairs = ArchiveReader(), []
     for at in range(0, len(content), piece):
-        found += reader.feed(content[at : at + piece])
-    assert {key.decode(): value for key, value in found} == {**VALUES, "z": b""}
-    assert reader.end() == made.archived
+        pairs += reader.feed(content[at : at + piece])
+    assert {key.decode(): value for key, value in pairs} == {**VALUES, "z": b""}
+    assert reader.end() == saved_archive.archived
     assert reader.end().revision == 7
     assert reader.end().header["name"] == "acme"
 
 
-async def test_archive_refuses_a_value_that_no_restore_could_write() -> None:
+async def test_archive_refuses_value_too_large_for_restore() -> None:
     with pytest.raises(DataError, match="failed to archive configmaps/big: it has 2097152 bytes, and a restore writes"):
         await packed(Pages(keys({"configmaps/big": bytes(2 << 20)})))
 
 
-async def test_an_archive_of_nothing_is_whole() -> None:
+async def test_archive_of_empty_prefix_is_complete() -> None:
     reader = ArchiveReader()
     assert reader.feed(await packed(Pages([]))) == []
     assert reader.end().digest.count == 0
 
 
-async def test_what_ends_by_itself_or_says_where_the_api_server_is_is_left_out() -> None:
-    own = {
+async def test_archive_omits_leased_keys_and_own_records_of_api_server() -> None:
+    own_records = {
         "masterleases/10.0.0.1": b"1",
         "leases/kube-system/apiserver-x": b"2",
         "services/endpoints/default/kubernetes": b"3",
         "endpointslices/default/kubernetes": b"4",
     }
-    kept = {"leases/kube-system/kube-controller-manager": b"5", "services/endpoints/default/kubernetes-too": b"6"}
-    content = await packed(Pages(keys(own), keys({"events/shop/x": b"7"}, lease=3), keys(kept)))
-    assert {key.decode(): value for key, value in ArchiveReader().feed(content)} == kept
+    kept_values = {
+        "leases/kube-system/kube-controller-manager": b"5",
+        "services/endpoints/default/kubernetes-too": b"6",
+    }
+    content = await packed(Pages(keys(own_records), keys({"events/shop/x": b"7"}, lease=3), keys(kept_values)))
+    assert {key.decode(): value for key, value in ArchiveReader().feed(content)} == kept_values
 
 
-async def test_a_cut_archive_is_refused_wherever_it_is_cut() -> None:
+async def test_archive_truncated_at_any_byte_is_refused() -> None:
     content = await packed(Pages(keys({"a": b"1", "b": b"2"})))
     for length in range(len(content)):
         reader = ArchiveReader()
@@ -102,7 +105,7 @@ async def test_a_cut_archive_is_refused_wherever_it_is_cut() -> None:
             reader.end()
 
 
-async def test_a_garbled_archive_is_refused_wherever_it_is_garbled() -> None:
+async def test_archive_with_changed_byte_after_header_is_refused() -> None:
     content = await packed(Pages(keys({"a": b"1", "b": b"2"})))
     begin = content.index(b"}") + 1
     for at in range(begin, len(content)):
@@ -112,13 +115,13 @@ async def test_a_garbled_archive_is_refused_wherever_it_is_garbled() -> None:
         read(content + b"x")
 
 
-def test_another_file_is_refused_at_once() -> None:
+def test_archive_reader_refuses_other_file_at_once() -> None:
     with pytest.raises(ArchiveDamaged, match="no archive"):
         ArchiveReader().feed(b"SQLite format 3")
 
 
-async def test_neither_side_holds_more_than_a_page() -> None:
-    """64 MiB go through, in pages of 1 MiB."""
+async def test_archive_and_reader_bound_memory() -> None:
+    """The archive has 64 MiB, in pages of 1 MiB."""
 
     class Endless(Client):
         def __init__(self) -> None:
@@ -141,32 +144,32 @@ async def test_neither_side_holds_more_than_a_page() -> None:
 
 
 @pytest.mark.integration
-async def test_an_archive_of_a_real_etcd_is_written_to_another_prefix(
+async def test_archive_of_real_etcd_is_restored_to_another_prefix(
     client: Client, prefix: str, new_prefix: Callable[[], str]
 ) -> None:
     for key, value in VALUES.items():
         await client.put(f"{prefix}{key}".encode(), value)
     for key in ("masterleases/1", ".copy", ".follow"):
         await client.put(f"{prefix}{key}".encode(), b"own")
-    other, reader, owner = new_prefix(), ArchiveReader(), Owner("uid-1")
-    packages = await packed(client, prefix)
+    other_prefix, reader, owner = new_prefix(), ArchiveReader(), Owner("uid-1")
+    content = await packed(client, prefix)
 
     async def pairs() -> AsyncIterator[list[Pair]]:
-        yield reader.feed(packages[:1000])
-        yield reader.feed(packages[1000:])
+        yield reader.feed(content[:1000])
+        yield reader.feed(content[1000:])
 
     async def check() -> None:
-        assert await digest(client, other) == reader.end().digest
-        assert not await is_copy(client, other, owner=owner)
+        assert await digest(client, other_prefix) == reader.end().digest
+        assert not await is_copy(client, other_prefix, owner=owner)
 
-    await claim(client, other, owner=owner)
-    assert await write_copy(client, pairs(), other, owner=owner, check=check)
-    assert await is_copy(client, other, owner=owner)
-    assert await digest(client, other) == reader.end().digest
+    await claim(client, other_prefix, owner=owner)
+    assert await write_copy(client, pairs(), other_prefix, owner=owner, check=check)
+    assert await is_copy(client, other_prefix, owner=owner)
+    assert await digest(client, other_prefix) == reader.end().digest
 
 
 @pytest.mark.integration
-async def test_a_copy_of_what_is_not_whole_stays_unfinished(client: Client, prefix: str) -> None:
+async def test_copy_of_incomplete_source_stays_unfinished(client: Client, prefix: str) -> None:
     owner = Owner("uid-1")
     await claim(client, prefix, owner=owner)
 
@@ -191,16 +194,14 @@ async def test_a_copy_of_what_is_not_whole_stays_unfinished(client: Client, pref
 
 
 @pytest.mark.integration
-async def test_values_that_are_large_together_are_read_in_smaller_pages(
-    etcd: Etcd, prefix: str, client: Client
-) -> None:
+async def test_pages_shrink_for_large_values_and_grow_again(etcd: Etcd, prefix: str, client: Client) -> None:
     for number in range(8):
         await client.put(f"{prefix}{number}".encode(), bytes(300_000))
     await client.apply([Put(f"{prefix}small-{number:03}".encode(), b"") for number in range(120)])
     credentials = Credentials.in_directory(etcd.directory / "root")
-    async with Client(etcd.url, credentials=credentials, receive_at_most=1 << 20) as narrow:
-        pages = [len(page.items) async for page in narrow.pages(prefix)]
+    async with Client(etcd.url, credentials=credentials, receive_at_most=1 << 20) as narrow_client:
+        pages = [len(page.items) async for page in narrow_client.pages(prefix)]
     assert sum(pages) == 128
     assert max(pages[:2]) <= 3
-    # Behind the large values, the pages grow again.
+    # After the large values, the pages grow again.
     assert len(pages) < 12

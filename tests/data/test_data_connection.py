@@ -1,4 +1,4 @@
-"""One kept connection: renewed credentials, lost connections, deadlines."""
+"""A persistent connection: renewed credentials, lost connections, deadlines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.mark.parametrize("endpoint", ["", "127.0.0.1:2379", "http://127.0.0.1:2379", "https://", "https://h:1/path"])
-def test_an_endpoint_is_an_https_url(endpoint: str, tmp_path: Path) -> None:
+def test_client_refuses_endpoint_that_is_no_https_url(endpoint: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not the URL of an etcd"):
         Client(endpoint, credentials=Credentials.in_directory(tmp_path))
 
@@ -32,40 +32,36 @@ async def test_calls_share_one_connection(etcd: Any, client: Client, prefix: str
     assert len(_connections(etcd.port)) == 1
 
 
-async def test_renewed_credentials_are_used_by_the_next_call(
-    etcd: Any, client: Client, prefix: str, tmp_path: Path
-) -> None:
+async def test_next_call_uses_renewed_credentials(etcd: Any, client: Client, prefix: str, tmp_path: Path) -> None:
     for user in ("before", "after"):
         await _add(client, user, prefix=f"{prefix}{user}/")
     files = etcd.credentials("before", tmp_path / "user")
-    async with Client(etcd.url, credentials=files) as renewed:
-        await renewed.put(f"{prefix}before/key".encode(), b"")
+    async with Client(etcd.url, credentials=files) as user_client:
+        await user_client.put(f"{prefix}before/key".encode(), b"")
         with pytest.raises(PermissionDenied):
-            await renewed.put(f"{prefix}after/key".encode(), b"")
+            await user_client.put(f"{prefix}after/key".encode(), b"")
 
         etcd.write(files, ca=etcd.authority.certificate, pair=etcd.issue("after"))
 
-        await renewed.put(f"{prefix}after/key".encode(), b"")
+        await user_client.put(f"{prefix}after/key".encode(), b"")
         with pytest.raises(PermissionDenied):
-            await renewed.put(f"{prefix}before/key".encode(), b"")
+            await user_client.put(f"{prefix}before/key".encode(), b"")
 
 
-async def test_other_files_are_used_by_the_next_call_while_calls_before_it_go_on(
+async def test_next_call_uses_other_files_without_abort_of_earlier_calls(
     etcd: Any, client: Client, prefix: str, tmp_path: Path
 ) -> None:
     await _add(client, "other", prefix=f"{prefix}other/")
-    other = etcd.credentials("other", tmp_path / "other")
+    other_files = etcd.credentials("other", tmp_path / "other")
     calls = [asyncio.create_task(client.count(prefix)) for _ in range(50)]
     await asyncio.sleep(0)
-    client.connection.use(other)
+    client.connection.use(other_files)
     with pytest.raises(PermissionDenied):
         await client.count(prefix)
     assert await asyncio.gather(*calls) == [0] * 50
 
 
-async def test_an_etcd_that_is_not_there_is_told_at_once_and_one_that_came_back_is_used(
-    etcd: Any, client: Client, prefix: str
-) -> None:
+async def test_client_raises_unreachable_and_recovers_with_etcd(etcd: Any, client: Client, prefix: str) -> None:
     await client.put(f"{prefix}key".encode(), b"value")
     etcd.stop()
     try:
@@ -81,7 +77,7 @@ async def test_an_etcd_that_is_not_there_is_told_at_once_and_one_that_came_back_
     assert await client.count(prefix) == 1
 
 
-async def test_a_server_of_another_authority_is_refused(etcd: Any, tmp_path: Path) -> None:
+async def test_client_refuses_server_certificate_of_another_ca(etcd: Any, tmp_path: Path) -> None:
     stranger = create_authority("stranger")
     files = etcd.credentials("root", tmp_path / "stranger")
     etcd.write(files, ca=stranger.certificate, pair=etcd.issue("root"))
@@ -90,7 +86,7 @@ async def test_a_server_of_another_authority_is_refused(etcd: Any, tmp_path: Pat
             await client.count("/tests/")
 
 
-async def test_a_client_of_another_authority_is_refused(etcd: Any, tmp_path: Path) -> None:
+async def test_etcd_refuses_client_certificate_of_another_ca(etcd: Any, tmp_path: Path) -> None:
     files = etcd.credentials("root", tmp_path / "stranger")
     etcd.write(files, ca=etcd.authority.certificate, pair=issue_client(create_authority("stranger"), user="root"))
     async with Client(etcd.url, credentials=files) as client:
@@ -98,7 +94,7 @@ async def test_a_client_of_another_authority_is_refused(etcd: Any, tmp_path: Pat
             await client.count("/tests/")
 
 
-async def test_a_server_that_never_answers_is_an_error_at_the_deadline(etcd: Any, tmp_path: Path) -> None:
+async def test_call_to_silent_server_raises_timed_out_at_deadline(etcd: Any, tmp_path: Path) -> None:
     async with _silent(etcd) as url:
         files = etcd.credentials("root", tmp_path / "root")
         async with Client(url, credentials=files, timeout_seconds=0.3) as client:
@@ -107,7 +103,7 @@ async def test_a_server_that_never_answers_is_an_error_at_the_deadline(etcd: Any
             assert "failed to call Range" in str(await client.problem())
 
 
-async def test_closing_ends_calls_in_flight_by_an_error_and_not_by_a_cancellation(etcd: Any, tmp_path: Path) -> None:
+async def test_close_fails_calls_in_flight_with_unreachable(etcd: Any, tmp_path: Path) -> None:
     async with _silent(etcd) as url:
         client = Client(url, credentials=etcd.credentials("root", tmp_path / "root"), timeout_seconds=60)
         call = asyncio.create_task(client.count("/tests/"))
@@ -117,7 +113,7 @@ async def test_closing_ends_calls_in_flight_by_an_error_and_not_by_a_cancellatio
             await call
 
 
-async def test_a_cancelled_call_is_cancelled(etcd: Any, tmp_path: Path) -> None:
+async def test_cancelled_call_raises_cancelled_error(etcd: Any, tmp_path: Path) -> None:
     files = etcd.credentials("root", tmp_path / "root")
     async with _silent(etcd) as url, Client(url, credentials=files, timeout_seconds=60) as client:
         call = asyncio.create_task(client.count("/tests/"))
@@ -127,9 +123,7 @@ async def test_a_cancelled_call_is_cancelled(etcd: Any, tmp_path: Path) -> None:
             await call
 
 
-async def test_access_that_changes_all_the_time_fails_no_call(
-    client: Client, prefix: str, new_prefix: Callable[[], str]
-) -> None:
+async def test_constant_access_changes_fail_no_call(client: Client, prefix: str, new_prefix: Callable[[], str]) -> None:
     # etcd refuses a read whose user was checked before the last change of any user.
     stop = asyncio.Event()
 
@@ -140,14 +134,14 @@ async def test_access_that_changes_all_the_time_fails_no_call(
             changes += 1
         return changes
 
-    changing = asyncio.create_task(change())
+    change_task = asyncio.create_task(change())
     for _ in range(20):
         assert await asyncio.gather(*(client.count(prefix) for _ in range(20))) == [0] * 20
     stop.set()
-    assert await changing
+    assert await change_task
 
 
-async def test_what_etcd_says_is_told(etcd: Any, client: Client) -> None:
+async def test_etcd_error_has_message_of_etcd(etcd: Any, client: Client) -> None:
     with pytest.raises(EtcdError) as caught:
         await client.access.grant_permission("nobody", Permission.below("/x/"))
     assert str(caught.value) == (
@@ -164,12 +158,12 @@ async def _add(client: Client, user: str, *, prefix: str) -> None:
 
 @contextlib.asynccontextmanager
 async def _silent(etcd: Any) -> AsyncIterator[str]:
-    """A server that finishes the handshake, and says nothing."""
+    """Run a server that completes the TLS handshake and sends no data. Yields its URL."""
 
-    opened: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+    connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        opened[asyncio.current_task()] = writer
+        connections[asyncio.current_task()] = writer
         with contextlib.suppress(OSError):
             await reader.read()
         writer.close()
@@ -184,18 +178,18 @@ async def _silent(etcd: Any) -> AsyncIterator[str]:
         yield "https://{}:{}".format(*server.sockets[0].getsockname())
     finally:
         server.close()
-        # The client waits some seconds for an answer to its handshake, also where it was closed.
-        for writer in opened.values():
+        # The client waits some seconds for an answer to its handshake, also after it was closed.
+        for writer in connections.values():
             writer.transport.abort()
-        await asyncio.gather(*opened)
+        await asyncio.gather(*connections)
 
 
 def _connections(port: int) -> list[str]:
     """Return the established connections of this process to a local port."""
-    ours = set()
+    sockets = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            ours.add(os.readlink(descriptor))
+            sockets.add(os.readlink(descriptor))
     # Fields of a line: local and remote address in hexadecimal digits, state (01 is established), ..., inode.
     lines = [
         line.split() for table in ("tcp", "tcp6") for line in Path("/proc/self/net", table).read_text().splitlines()
@@ -203,5 +197,5 @@ def _connections(port: int) -> list[str]:
     return [
         line[1]
         for line in lines[1:]
-        if line[2].endswith(f":{port:04X}") and line[3] == "01" and f"socket:[{line[9]}]" in ours
+        if line[2].endswith(f":{port:04X}") and line[3] == "01" and f"socket:[{line[9]}]" in sockets
     ]

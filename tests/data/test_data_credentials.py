@@ -1,4 +1,4 @@
-"""Certificates come from files that only their owner reads."""
+"""Credentials from files whose modes keep the key from other users."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def files(tmp_path: Path) -> Credentials:
 
 
 @pytest.mark.parametrize("mode", [0o400, 0o600, 0o440, 0o640])
-def test_all_files_are_read(files: Credentials, mode: int) -> None:
+def test_credentials_read_all_files(files: Credentials, mode: int) -> None:
     files.key.chmod(mode)
     pem = files.read()
     assert (pem.ca, pem.certificate, pem.key) == (b"ca.crt", b"client.crt", b"client.key")
@@ -27,14 +27,14 @@ def test_all_files_are_read(files: Credentials, mode: int) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o644, 0o660, 0o610, 0o601])
-def test_a_key_that_others_may_use_is_refused(files: Credentials, mode: int) -> None:
+def test_credentials_refuse_key_that_other_users_may_access(files: Credentials, mode: int) -> None:
     files.key.chmod(mode)
     with pytest.raises(CredentialsUnusable, match=f"client.key has mode {mode:04o}.*chmod 0600"):
         files.read()
 
 
 @pytest.mark.parametrize("name", ["ca.crt", "client.crt", "client.key"])
-def test_a_missing_file_and_an_empty_one_are_named(files: Credentials, tmp_path: Path, name: str) -> None:
+def test_credentials_name_missing_or_empty_file(files: Credentials, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(CredentialsUnusable, match=name):
         files.read()
@@ -46,14 +46,14 @@ def test_a_missing_file_and_an_empty_one_are_named(files: Credentials, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["ca.crt", "client.crt", "client.key"])
-def test_a_replaced_file_changes_the_stamp(files: Credentials, tmp_path: Path, name: str) -> None:
+def test_replaced_file_changes_stamp(files: Credentials, tmp_path: Path, name: str) -> None:
     before = files.stamp()
     (tmp_path / "new").write_text(name)
     (tmp_path / "new").replace(tmp_path / name)
     assert files.stamp() != before
 
 
-def test_files_that_change_while_they_are_read_are_read_again(
+def test_credentials_read_files_again_after_concurrent_change(
     files: Credentials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = Path.read_bytes

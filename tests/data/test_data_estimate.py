@@ -1,4 +1,4 @@
-"""The estimate of what a prefix takes, where a few large objects are measured first."""
+"""Estimates of the size of a prefix whose first objects are much larger than the rest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOTAL = 10 * LARGE + (KEYS - 10) * SMALL
 
 
 def etcd(*, in_use: int) -> Client:
-    """An etcd that has ten large objects before the others, and weighs them one by one."""
+    """Return a fake etcd with ten large objects, each weighed in its own step, before the small objects."""
     weights = iter([Weight(1, LARGE)] * 10 + [Weight(32, 32 * SMALL)] * 100)
 
     async def count(_: str) -> int:
@@ -32,22 +32,22 @@ def etcd(*, in_use: int) -> Client:
 
 @pytest.fixture
 def expires_after(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`expires_after(steps)` lets the time of the measurement end."""
+    """`expires_after(steps)` ends the measurement after this number of steps."""
 
     def expire(steps: int) -> None:
-        # One look before the first step, and three for each: begin, end, and the deadline.
-        looks = iter([0.0] * (3 * steps - 1) + [100.0] * 1000)
-        clock = SimpleNamespace(monotonic=lambda: next(looks))
+        # The clock is read before the first step, and three times for each step: begin, end and deadline.
+        readings = iter([0.0] * (3 * steps - 1) + [100.0] * 1000)
+        clock = SimpleNamespace(monotonic=lambda: next(readings))
         monkeypatch.setattr(sys.modules["kplane.data.usage"], "time", clock)
 
     return expire
 
 
-async def test_large_objects_at_the_beginning_do_not_stand_for_all_others(expires_after: Any) -> None:
+async def test_estimate_is_accurate_with_large_objects_first(expires_after: Any) -> None:
     expires_after(20)
-    found = await estimate(etcd(in_use=10 * TOTAL), "/acme/", seconds=3.0)
-    assert found.keys == KEYS
-    assert 0.9 * TOTAL < found.bytes < 1.1 * TOTAL
+    result = await estimate(etcd(in_use=10 * TOTAL), "/acme/", seconds=3.0)
+    assert result.keys == KEYS
+    assert 0.9 * TOTAL < result.bytes < 1.1 * TOTAL
 
 
 async def test_estimate_does_not_exceed_the_database(expires_after: Any) -> None:
@@ -55,6 +55,6 @@ async def test_estimate_does_not_exceed_the_database(expires_after: Any) -> None
     assert await estimate(etcd(in_use=2 * TOTAL), "/acme/", seconds=3.0) == Usage(KEYS, 2 * TOTAL)
 
 
-async def test_estimate_is_at_least_what_was_measured(expires_after: Any) -> None:
+async def test_estimate_is_at_least_the_measured_size(expires_after: Any) -> None:
     expires_after(5)
     assert (await estimate(etcd(in_use=1), "/acme/", seconds=3.0)).bytes >= 5 * LARGE

@@ -1,4 +1,4 @@
-"""An etcd without access control, in which a user only reads for some time."""
+"""A fence in an etcd without access control: a user may only read for some time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _USER = "kube-apiserver"
 _KEY = b"/registry/things/1"
 
 
-async def test_a_fenced_user_reads_on_and_writes_nothing_until_the_fence_is_lifted(other: Etcd, tmp_path: Path) -> None:
+async def test_fenced_user_can_only_read_until_fence_is_lifted(other: Etcd, tmp_path: Path) -> None:
     credentials = Credentials.in_directory(tmp_path / "root")
     async with (
         Client(other.url, credentials=credentials) as root,
@@ -43,7 +43,7 @@ async def test_a_fenced_user_reads_on_and_writes_nothing_until_the_fence_is_lift
         await follower.copy()
         async with following(follower):
             for count in range(2):
-                # What it made counts for nothing before the fence is there.
+                # The prepared users and roles have no effect before the fence.
                 await prepare_fence(root, user=_USER)
                 assert not await is_fenced(root)
                 acknowledged = 0
@@ -56,12 +56,12 @@ async def test_a_fenced_user_reads_on_and_writes_nothing_until_the_fence_is_lift
                 writers = [asyncio.create_task(write()) for _ in range(8)]
                 await fence(root, user=_USER)
                 assert await is_fenced(root)
-                fenced = await root.get(_KEY)
-                for ended in await asyncio.gather(*writers, return_exceptions=True):
-                    assert isinstance(ended, EtcdError)
-                assert fenced is not None
-                assert acknowledged <= fenced.revision
-                assert await user.get(_KEY) == await root.get(_KEY) == fenced
+                item = await root.get(_KEY)
+                for result in await asyncio.gather(*writers, return_exceptions=True):
+                    assert isinstance(result, EtcdError)
+                assert item is not None
+                assert acknowledged <= item.revision
+                assert await user.get(_KEY) == await root.get(_KEY) == item
                 # The follower began before the fence.
                 assert (await follower.catch_up()).equal
 
@@ -76,7 +76,7 @@ async def test_a_fenced_user_reads_on_and_writes_nothing_until_the_fence_is_lift
                 with pytest.raises(PermissionDenied):
                     await user.get(_KEY)
                 await fence(root, user=_USER)
-                assert await user.get(_KEY) == fenced
+                assert await user.get(_KEY) == item
 
                 await lift_fence(root)
                 await lift_fence(root)
@@ -84,25 +84,25 @@ async def test_a_fenced_user_reads_on_and_writes_nothing_until_the_fence_is_lift
             assert (await follower.catch_up()).equal
 
 
-async def test_a_fence_that_was_begun_in_any_way_is_completed(other: Etcd, tmp_path: Path) -> None:
+async def test_fence_completes_partial_preparation(other: Etcd, tmp_path: Path) -> None:
     credentials = Credentials.in_directory(tmp_path / "root")
     async with (
         Client(other.url, credentials=credentials) as root,
         Client(other.url, credentials=other.credentials(_USER, tmp_path / "user")) as user,
     ):
         access = root.access
-        begun: list[Callable[[], Awaitable[None]]] = [
+        steps: list[Callable[[], Awaitable[None]]] = [
             lambda: access.add_user("root"),
             lambda: access.add_role("root"),
             lambda: access.grant_role("root", "root"),
             lambda: access.add_user(_USER),
-            # Another's, by which it could write.
+            # A foreign grant, by which the user could write.
             lambda: access.grant_role(_USER, "root"),
             lambda: access.add_role("kplane-reader"),
             lambda: access.grant_permission("kplane-reader", Permission.below("/registry/")),
         ]
-        for number in range(len(begun) + 1):
-            for step in begun[:number]:
+        for number in range(len(steps) + 1):
+            for step in steps[:number]:
                 await step()
             await fence(root, user=_USER)
             with pytest.raises(PermissionDenied):
@@ -110,7 +110,7 @@ async def test_a_fence_that_was_begun_in_any_way_is_completed(other: Etcd, tmp_p
             assert await user.get(_KEY) is None
             assert await access.permissions_of("kplane-reader") == {Permission.everything(kind="read")}
             await lift_fence(root)
-            for each in (_USER, "root"):
-                await access.delete_user(each)
-            for each in ("kplane-reader", "root"):
-                await access.delete_role(each)
+            for name in (_USER, "root"):
+                await access.delete_user(name)
+            for name in ("kplane-reader", "root"):
+                await access.delete_role(name)

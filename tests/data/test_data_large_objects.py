@@ -1,4 +1,4 @@
-"""Objects at the limit of etcd's requests: a copy has to write each object that an API server could write."""
+"""Objects at the size limit of etcd requests. A copy has to write each object that an API server could write."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ async def _digest_of(saved: Archive) -> object:
     return saved.archived.digest
 
 
-async def test_copy_of_one_large_object_is_finished_and_begun_again(client: Client) -> None:
+async def test_copy_of_large_objects_is_completed_after_failure(client: Client) -> None:
     await _create_largest(client)
     await claim(client, _TARGET, owner=_OWNER)
-    found = await client.get((_SOURCE + _KEY).encode())
-    assert found is not None
-    value = found.value
+    item = await client.get((_SOURCE + _KEY).encode())
+    assert item is not None
+    value = item.value
 
     async def pairs(*, fails: bool = False) -> AsyncIterator[Iterable[Pair]]:
         yield [(_KEY.encode(), value), (b"configmaps/default/later", value)]
@@ -100,9 +100,9 @@ async def test_copy_of_one_large_object_is_finished_and_begun_again(client: Clie
     with pytest.raises(DataError, match="cut off"):
         await write_copy(client, pairs(fails=True), _TARGET, owner=_OWNER)
     assert await write_copy(client, pairs(), _TARGET, owner=_OWNER)
-    # With the mark of the copy.
+    # Two objects, and the mark of the copy.
     assert await client.count(_TARGET) == 3
-    # Another call finds it finished.
+    # Another call finds the copy finished.
     assert await write_copy(client, pairs(), _TARGET, owner=_OWNER)
 
 
@@ -114,6 +114,6 @@ async def test_follower_writes_the_largest_object_of_an_api_server(client: Clien
     assert (await follower.verify()).equal
 
 
-async def test_object_that_etcd_does_not_take_is_named(client: Client) -> None:
+async def test_error_names_object_that_is_too_large_for_etcd(client: Client) -> None:
     with pytest.raises(TooLarge, match=r"failed to write /clusters/bb/big .* 1572864 bytes, .*max-request-bytes"):
         await client.apply([Put(b"/clusters/bb/big", bytes(_LIMIT))])

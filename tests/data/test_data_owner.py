@@ -1,4 +1,4 @@
-"""Owners of prefixes in a real etcd: who may write and delete, also after a long pause in the middle."""
+"""Owners of prefixes in a real etcd: permissions to write and delete, also after a long pause of a process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NAMESAKE = Owner("9b22", "acme")
 
 
 class Frozen(Client):
-    """Stops before the transaction of a number, as a process does that gets no time, until the test lets it go on."""
+    """Pauses before transaction number `before` until the test resumes it, like a process without CPU time."""
 
     def __init__(self, etcd: Etcd, *, before: int) -> None:
         super().__init__(etcd.url, credentials=Credentials.in_directory(etcd.directory / "root"))
@@ -56,15 +56,15 @@ class Frozen(Client):
 
 @pytest.fixture
 async def frozen(etcd: Etcd) -> AsyncIterator[Callable[..., Frozen]]:
-    made: list[Frozen] = []
+    clients: list[Frozen] = []
 
     def make(*, before: int) -> Frozen:
-        made.append(Frozen(etcd, before=before))
-        return made[-1]
+        clients.append(Frozen(etcd, before=before))
+        return clients[-1]
 
     yield make
-    for each in made:
-        await each.close()
+    for client in clients:
+        await client.close()
 
 
 async def fill(client: Client, prefix: str, *, count: int, value: bytes = b"value") -> None:
@@ -76,38 +76,38 @@ async def stored(client: Client, prefix: str) -> dict[bytes, tuple[bytes, int]]:
     return {item.key: (item.value, item.revision) async for page in client.pages(prefix) for item in page.items}
 
 
-async def test_an_owner_key_says_who_it_is_to_programs_and_people(client: Client, prefix: str) -> None:
+async def test_owner_key_stores_uid_and_name_of_owner(client: Client, prefix: str) -> None:
     assert owner_key("/clusters/acme/") == b"/kplane.dev/owners/clusters/acme/"
     assert await owner_of(client, prefix) is None
     await claim(client, prefix, owner=ACME)
     assert await owner_of(client, prefix) == ACME
-    found = await client.get(owner_key(prefix))
-    assert found is not None
-    assert found.value == b"6f1c acme"
+    item = await client.get(owner_key(prefix))
+    assert item is not None
+    assert item.value == b"6f1c acme"
     assert (ACME.label, Owner.decode(b"6f1c"), Owner("6f1c").encode()) == ("acme (6f1c)", Owner("6f1c"), b"6f1c")
 
 
-async def test_a_claim_that_is_repeated_writes_nothing(client: Client, prefix: str) -> None:
+async def test_repeated_claim_does_not_write_owner_key(client: Client, prefix: str) -> None:
     await claim(client, prefix, owner=ACME)
-    written = await client.get(owner_key(prefix))
+    item = await client.get(owner_key(prefix))
     await fill(client, prefix, count=100)
     await claim(client, prefix, owner=ACME)
-    assert await client.get(owner_key(prefix)) == written
+    assert await client.get(owner_key(prefix)) == item
 
 
-async def test_a_prefix_with_keys_and_no_owner_goes_only_to_one_that_is_known(client: Client, prefix: str) -> None:
-    """The second is an upgrade: its keys were written by a version without owner keys."""
+async def test_claim_of_used_prefix_without_owner_requires_known(client: Client, prefix: str) -> None:
+    """The second claim is an upgrade: a version without owner keys has written the keys."""
     await fill(client, prefix, count=100)
-    with pytest.raises(NotOwned, match="has keys, and no owner") as refused:
+    with pytest.raises(NotOwned, match="has keys, and no owner") as caught:
         await claim(client, prefix, owner=ACME)
-    assert (refused.value.prefix, refused.value.owner) == (prefix, None)
+    assert (caught.value.prefix, caught.value.owner) == (prefix, None)
     assert await owner_of(client, prefix) is None
     await claim(client, prefix, owner=ACME, known=True)
     assert await owner_of(client, prefix) == ACME
 
 
 @pytest.mark.parametrize("known", [True, False])
-async def test_a_prefix_of_another_owner_stays_its_own(client: Client, prefix: str, *, known: bool) -> None:
+async def test_prefix_keeps_its_owner_after_attempts_of_others(client: Client, prefix: str, *, known: bool) -> None:
     await claim(client, prefix, owner=ACME)
     for attempt in (
         claim(client, prefix, owner=NAMESAKE, known=known),
@@ -121,44 +121,40 @@ async def test_a_prefix_of_another_owner_stays_its_own(client: Client, prefix: s
     assert await owner_of(client, prefix) == ACME
 
 
-async def test_of_two_that_claim_at_once_one_gets_it(client: Client, prefix: str, frozen: Any) -> None:
-    late = frozen(before=1)
-    claiming = asyncio.create_task(claim(late, prefix, owner=ACME))
-    await late.reached.wait()
+async def test_concurrent_claims_of_prefix_have_one_winner(client: Client, prefix: str, frozen: Any) -> None:
+    slow_client = frozen(before=1)
+    claim_task = asyncio.create_task(claim(slow_client, prefix, owner=ACME))
+    await slow_client.reached.wait()
     await claim(client, prefix, owner=NAMESAKE)
-    late.go.set()
+    slow_client.go.set()
     with pytest.raises(NotOwned):
-        await claiming
+        await claim_task
     assert await owner_of(client, prefix) == NAMESAKE
 
 
-async def test_keys_that_come_between_a_look_and_the_claim_are_not_claimed(
-    client: Client, prefix: str, frozen: Any
-) -> None:
-    late = frozen(before=1)
-    claiming = asyncio.create_task(claim(late, prefix, owner=ACME))
-    await late.reached.wait()
+async def test_claim_fails_when_keys_appear_after_check(client: Client, prefix: str, frozen: Any) -> None:
+    slow_client = frozen(before=1)
+    claim_task = asyncio.create_task(claim(slow_client, prefix, owner=ACME))
+    await slow_client.reached.wait()
     await fill(client, prefix, count=100)
-    late.go.set()
+    slow_client.go.set()
     with pytest.raises(NotOwned):
-        await claiming
+        await claim_task
     assert await owner_of(client, prefix) is None
 
 
-async def test_what_is_taken_over_is_the_next_owners_and_may_be_taken_over_again_by_a_repetition(
-    client: Client, prefix: str
-) -> None:
+async def test_take_over_keeps_keys_and_may_be_repeated(client: Client, prefix: str) -> None:
     await fill(client, prefix, count=100)
     keys = await stored(client, prefix)
     await take_over(client, prefix, former=None, owner=ACME)
     await take_over(client, prefix, former=ACME, owner=NAMESAKE)
-    # As a call does that got no answer, although it took effect.
+    # Repeats a call that took effect, but whose response was lost.
     await take_over(client, prefix, former=ACME, owner=NAMESAKE)
     assert await owner_of(client, prefix) == NAMESAKE
     assert await stored(client, prefix) == keys
 
 
-async def test_only_an_empty_prefix_is_released(client: Client, prefix: str) -> None:
+async def test_release_requires_empty_prefix(client: Client, prefix: str) -> None:
     await claim(client, prefix, owner=ACME)
     await fill(client, prefix, count=100)
     assert not await release(client, prefix, owner=ACME)
@@ -167,8 +163,8 @@ async def test_only_an_empty_prefix_is_released(client: Client, prefix: str) -> 
     assert await owner_of(client, prefix) is None
 
 
-async def test_a_write_that_is_bound_to_the_owner_is_made_as_long_as_it_owns(client: Client, prefix: str) -> None:
-    """As a copy of a template does it."""
+async def test_write_with_owner_condition_requires_ownership(client: Client, prefix: str) -> None:
+    """A copy of a template writes with this condition."""
     key, guard = f"{prefix}key".encode(), [owned_by(prefix, ACME)]
     with pytest.raises(ConditionNotMet):
         await client.apply([Put(key, b"before")], only_if=guard)
@@ -177,57 +173,57 @@ async def test_a_write_that_is_bound_to_the_owner_is_made_as_long_as_it_owns(cli
     await take_over(client, prefix, former=ACME, owner=NAMESAKE)
     with pytest.raises(ConditionNotMet):
         await client.apply([Put(key, b"after")], only_if=guard)
-    found = await client.get(key)
-    assert found is not None
-    assert found.value == b"while"
+    item = await client.get(key)
+    assert item is not None
+    assert item.value == b"while"
 
 
-async def test_deletion_goes_by_chunks_and_takes_the_owner_key_last(
+async def test_delete_owned_works_in_chunks_and_deletes_owner_key_last(
     client: Client, prefix: str, frozen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owners, "_CHUNK", 100)
-    beside = f"{prefix.rstrip('/')}0/"
-    for each in (prefix, beside):
-        await claim(client, each, owner=ACME)
-        await fill(client, each, count=300)
-    last = frozen(before=4)
-    deleting = asyncio.create_task(delete_owned(last, prefix, owner=ACME))
-    await last.reached.wait()
+    neighbour = f"{prefix.rstrip('/')}0/"
+    for owned_prefix in (prefix, neighbour):
+        await claim(client, owned_prefix, owner=ACME)
+        await fill(client, owned_prefix, count=300)
+    slow_client = frozen(before=4)
+    deletion = asyncio.create_task(delete_owned(slow_client, prefix, owner=ACME))
+    await slow_client.reached.wait()
     assert await client.count(prefix) == 100
     assert await owner_of(client, prefix) == ACME
-    last.go.set()
-    assert await deleting == 300
+    slow_client.go.set()
+    assert await deletion == 300
     assert await client.count(prefix) == 0
     assert await owner_of(client, prefix) is None
-    assert await client.count(beside) == 300
-    assert await owner_of(client, beside) == ACME
+    assert await client.count(neighbour) == 300
+    assert await owner_of(client, neighbour) == ACME
 
 
 @pytest.mark.parametrize("before", [1, 2, 3, 4])
-async def test_who_was_frozen_in_a_deletion_deletes_nothing_of_a_namesake(
+async def test_paused_deletion_deletes_no_keys_of_new_owner(
     client: Client, prefix: str, frozen: Any, monkeypatch: pytest.MonkeyPatch, before: int
 ) -> None:
-    """Another process ends the deletion meanwhile, and a control plane of the same path is made."""
+    """Another process completes the deletion meanwhile, and a control plane of the same path is created."""
     monkeypatch.setattr(owners, "_CHUNK", 100)
     await claim(client, prefix, owner=ACME)
     await fill(client, prefix, count=300)
-    late = frozen(before=before)
-    deleting = asyncio.create_task(delete_owned(late, prefix, owner=ACME))
-    await late.reached.wait()
+    slow_client = frozen(before=before)
+    deletion = asyncio.create_task(delete_owned(slow_client, prefix, owner=ACME))
+    await slow_client.reached.wait()
 
     await delete_owned(client, prefix, owner=ACME)
     await claim(client, prefix, owner=NAMESAKE)
     await fill(client, prefix, count=300, value=b"of the namesake")
-    theirs = await stored(client, prefix)
+    items = await stored(client, prefix)
 
-    late.go.set()
+    slow_client.go.set()
     with pytest.raises(NotOwned, match=r"belongs to acme \(9b22\)"):
-        await deleting
-    assert await stored(client, prefix) == theirs
+        await deletion
+    assert await stored(client, prefix) == items
     assert await owner_of(client, prefix) == NAMESAKE
 
 
-async def test_a_tenant_neither_reads_nor_writes_its_owner_key(
+async def test_tenant_can_neither_read_nor_write_its_owner_key(
     client: Client, etcd: Etcd, prefix: str, tmp_path: Any
 ) -> None:
     await claim(client, prefix, owner=ACME)
@@ -249,11 +245,11 @@ async def test_a_tenant_neither_reads_nor_writes_its_owner_key(
     assert await owner_of(client, prefix) == ACME
 
 
-async def test_prefixes_that_have_an_owner_are_listed(client: Client, prefix: str) -> None:
-    one, other = f"{prefix}one/", f"{prefix}two/"
+async def test_owned_below_lists_prefixes_with_owner(client: Client, prefix: str) -> None:
+    first_prefix, second_prefix = f"{prefix}one/", f"{prefix}two/"
     assert await owned_below(client, prefix) == {}
-    await claim(client, one, owner=ACME)
-    await claim(client, other, owner=NAMESAKE)
-    assert await owned_below(client, prefix) == {one: ACME, other: NAMESAKE}
-    await release(client, other, owner=NAMESAKE)
-    assert await owned_below(client, prefix) == {one: ACME}
+    await claim(client, first_prefix, owner=ACME)
+    await claim(client, second_prefix, owner=NAMESAKE)
+    assert await owned_below(client, prefix) == {first_prefix: ACME, second_prefix: NAMESAKE}
+    await release(client, second_prefix, owner=NAMESAKE)
+    assert await owned_below(client, prefix) == {first_prefix: ACME}

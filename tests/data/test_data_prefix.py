@@ -1,4 +1,4 @@
-"""A prefix never names a neighbour's keys."""
+"""A prefix never covers keys of a neighbour."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from kplane.data.prefix import checked, range_end
 
 
 @pytest.mark.parametrize("prefix", ["/a/", "/clusters/a/", "/clusters/a-b/registry/", "/ä/"])
-def test_a_prefix_has_names_between_slashes(prefix: str) -> None:
+def test_checked_accepts_prefix_with_names_between_slashes(prefix: str) -> None:
     assert checked(prefix) == prefix.encode()
 
 
 @pytest.mark.parametrize("prefix", ["", "/", "//", "/a", "a/", "a", "/clusters//", "//a/", "/a/\0/", "/clusters/a"])
-def test_anything_else_is_refused(prefix: str) -> None:
+def test_checked_refuses_invalid_prefix(prefix: str) -> None:
     with pytest.raises(InvalidPrefix, match="is not a prefix"):
         checked(prefix)
 
@@ -25,7 +25,7 @@ def test_anything_else_is_refused(prefix: str) -> None:
 @example(b"/a/", b"/a0")
 @example(b"a\xff", b"b")
 @example(b"a\xff\xff", b"a\xff\xff\xff")
-def test_the_range_of_a_prefix_holds_its_keys_and_no_others(prefix: bytes, key: bytes) -> None:
+def test_range_end_covers_exactly_keys_of_prefix(prefix: bytes, key: bytes) -> None:
     if not prefix.strip(b"\xff"):
         with pytest.raises(InvalidPrefix):
             range_end(prefix)
@@ -33,6 +33,6 @@ def test_the_range_of_a_prefix_holds_its_keys_and_no_others(prefix: bytes, key: 
     assert (prefix <= key < range_end(prefix)) == key.startswith(prefix)
 
 
-def test_the_empty_prefix_has_no_range() -> None:
+def test_range_end_refuses_empty_prefix() -> None:
     with pytest.raises(InvalidPrefix):
         range_end(b"")

@@ -1,4 +1,4 @@
-"""Copies into an etcd with a small quota: they stop before other tenants could not write any more."""
+"""Copies into an etcd with a small quota stop before other tenants would be unable to write."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_follower_stops_before_the_etcd_is_full(small: Client, client: Cli
     follower = Follower(Place(client, prefix), Place(small, _TARGET))
     with pytest.raises(NoRoom, match=r"uses \d+ bytes of its quota of 67108864.*may fill 90% of it; delete data there"):
         await follower.copy()
-    # A next try stops before it writes anything, and the neighbour still can.
+    # The follower has written some keys, and the neighbour can still write.
     written = follower.keys
     assert 0 < written < 60
     await small.put(_NEIGHBOUR, b"written")
@@ -77,12 +77,12 @@ async def test_follower_stops_before_the_etcd_is_full(small: Client, client: Cli
     await client.delete_prefix(prefix)
 
 
-async def test_copy_that_finds_no_room_leaves_none_of_it_used(small: Client) -> None:
+async def test_copy_without_room_deletes_its_keys(small: Client) -> None:
     await claim(small, _TARGET, owner=_OWNER)
     for _ in range(2):
         with pytest.raises(NoRoom):
             await write_copy(small, _pairs(count=70), _TARGET, owner=_OWNER)
-        # The mark of the unfinished copy.
+        # Only the mark of the unfinished copy is left.
         assert await small.count(_TARGET) == 1
         assert await small.problem() is None
         await small.compact(await small.revision())
@@ -91,7 +91,7 @@ async def test_copy_that_finds_no_room_leaves_none_of_it_used(small: Client) -> 
     await check_room(small, size=1 << 20)
 
 
-async def test_etcd_that_was_full_takes_writes_again_when_it_has_room(small: Client, tmp_path: Path) -> None:
+async def test_disarm_allows_writes_after_data_are_deleted(small: Client, tmp_path: Path) -> None:
     def member(url: str) -> Client:
         assert url == small.endpoint
         return Client(url, credentials=Credentials.in_directory(tmp_path / "root"))
@@ -102,7 +102,7 @@ async def test_etcd_that_was_full_takes_writes_again_when_it_has_room(small: Cli
         assert "NOSPACE" in (await small.problem() or "")
 
     await fill()
-    # A file has free pages, and is smaller without them. An etcd whose data take the room stays as it is.
+    # Defragmentation removes free pages from the file. An etcd that its data fill stays full.
     for _ in range(5):
         if not await disarm(small, member=member):
             break
@@ -125,27 +125,27 @@ async def test_disarm_frees_each_of_three_members(
     cluster = ",".join(f"m{number}={peer}" for number, peer in enumerate(peers))
     members: list[Etcd] = []
     for number, peer in enumerate(peers):
-        own = tmp_path / f"m{number}"
-        own.mkdir()
+        directory = tmp_path / f"m{number}"
+        directory.mkdir()
         flags = (
             f"--quota-backend-bytes={_QUOTA}",
             f"--name=m{number}",
             f"--initial-advertise-peer-urls={peer}",
             f"--initial-cluster={cluster}",
         )
-        members.append(Etcd(binaries.path("etcd"), own, hold_port(), authority=authority, flags=flags, peer=peer))
+        members.append(Etcd(binaries.path("etcd"), directory, hold_port(), authority=authority, flags=flags, peer=peer))
     credentials = members[0].credentials("root", tmp_path / "root")
-    asked: list[str] = []
+    urls: list[str] = []
 
     def member(url: str) -> Client:
-        asked.append(url)
+        urls.append(url)
         return Client(url, credentials=credentials)
 
     try:
-        for each in members:
-            each.start()
+        for etcd in members:
+            etcd.start()
         async with contextlib.AsyncExitStack() as stack:
-            clients = [await stack.enter_async_context(Client(each.url, credentials=credentials)) for each in members]
+            clients = [await stack.enter_async_context(Client(etcd.url, credentials=credentials)) for etcd in members]
             for client in clients:
                 await answering(client)
             with pytest.raises(NoRoom, match="database space exceeded"):
@@ -154,13 +154,13 @@ async def test_disarm_frees_each_of_three_members(
                 await clients[1].put(_NEIGHBOUR, b"refused")
             await clients[2].delete_prefix(_TARGET)
             leader = await clients[0].members.leader()
-            (last,) = [each.client_url for each in await clients[0].members.list() if each.id == leader]
+            (leader_url,) = [etcd.client_url for etcd in await clients[0].members.list() if etcd.id == leader]
             for _ in range(5):
-                # A member whose pages are not free yet has the keeper of the alarm try again.
+                # A call without success is repeated until the pages of each member are free.
                 if await disarm(clients[0], member=member):
                     break
-            assert sorted(asked[-3:]) == sorted(each.url for each in members)
-            assert asked[-1] == last
+            assert sorted(urls[-3:]) == sorted(etcd.url for etcd in members)
+            assert urls[-1] == leader_url
             for client in clients:
                 assert await client.problem() is None
                 status = await client.connection.call(rpc.STATUS, pb.StatusRequest(), timeout_seconds=10.0)
@@ -168,8 +168,8 @@ async def test_disarm_frees_each_of_three_members(
                 await _fill(client, _TARGET, count=4)
                 assert await client.problem() is None
     finally:
-        for each in members:
-            each.stop()
+        for etcd in members:
+            etcd.stop()
 
 
 @pytest.mark.parametrize(
@@ -181,5 +181,5 @@ async def test_disarm_frees_each_of_three_members(
         (Room(used=91, quota=0), 1000, True),
     ],
 )
-def test_copy_may_fill_nine_tenths_of_the_quota(room: Room, size: int, fits: bool) -> None:
+def test_room_has_space_up_to_nine_tenths_of_quota(room: Room, size: int, fits: bool) -> None:
     assert room.has(size) is fits

@@ -17,7 +17,7 @@ from .conftest import Etcd
 pytestmark = pytest.mark.integration
 
 
-async def test_a_snapshot_is_what_etcdutl_restores(client: Client, prefix: str, binaries: Any, tmp_path: Path) -> None:
+async def test_snapshot_is_restorable_by_etcdutl(client: Client, prefix: str, binaries: Any, tmp_path: Path) -> None:
     revision = await client.put(f"{prefix}key".encode(), b"saved in a snapshot" * 1000)
     snapshot = await Snapshot.take(client.connection)
     content = b"".join([chunk async for chunk in snapshot.chunks()])
@@ -28,7 +28,7 @@ async def test_a_snapshot_is_what_etcdutl_restores(client: Client, prefix: str, 
     etcdutl = str(binaries.path("etcd").with_name("etcdutl"))
     status = json.loads(run(etcdutl, "snapshot", "status", "-w", "json", f"{tmp_path}/x.db"))
     assert status["revision"] >= revision
-    # It compares the hash.
+    # The restore verifies the hash.
     run(etcdutl, "snapshot", "restore", f"{tmp_path}/x.db", f"--data-dir={tmp_path}/restored")
 
 
@@ -36,10 +36,10 @@ def run(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-async def test_only_root_gets_a_snapshot(
+async def test_snapshot_requires_user_root(
     client: Client, etcd: Etcd, tmp_path: Path, new_prefix: Callable[[], str]
 ) -> None:
-    """It has the keys of all tenants."""
+    """A snapshot contains the keys of all tenants."""
     user = f"tenant{new_prefix().strip('/').replace('/', '-')}"
     await client.access.add_user(user)
     async with Client(etcd.url, credentials=etcd.credentials(user, tmp_path)) as tenant:
@@ -47,7 +47,7 @@ async def test_only_root_gets_a_snapshot(
             await Snapshot.take(tenant.connection)
 
 
-async def test_a_snapshot_that_nobody_sends_is_an_error(etcd: Etcd, client: Client, tmp_path: Path) -> None:
-    async with Client("https://127.0.0.1:1", credentials=etcd.credentials("root", tmp_path)) as nobody:
+async def test_snapshot_of_absent_etcd_raises_unreachable(etcd: Etcd, client: Client, tmp_path: Path) -> None:
+    async with Client("https://127.0.0.1:1", credentials=etcd.credentials("root", tmp_path)) as unreachable:
         with pytest.raises(Unreachable, match=r"failed to call Snapshot of etcd at https://127.0.0.1:1"):
-            await Snapshot.take(nobody.connection)
+            await Snapshot.take(unreachable.connection)

@@ -23,32 +23,32 @@ def _cancelling() -> int:
 
 async def _run(*fail: asyncio.Event) -> None:
     async with task_group() as tasks:
-        for each in fail:
-            tasks.create_task(_fail(each))
+        for event in fail:
+            tasks.create_task(_fail(event))
 
 
-async def test_who_runs_a_group_that_fails_is_not_taken_for_cancelled() -> None:
-    now = asyncio.Event()
-    asyncio.get_running_loop().call_soon(now.set)
+async def test_failed_task_group_does_not_cancel_its_caller() -> None:
+    event = asyncio.Event()
+    asyncio.get_running_loop().call_soon(event.set)
     with pytest.raises(DataError, match="etcd is away"):
-        await _run(now, asyncio.Event())
+        await _run(event, asyncio.Event())
     assert _cancelling() == 0
 
 
-async def test_who_is_cancelled_while_a_group_fails_is_still_cancelled() -> None:
+async def test_caller_stays_cancelled_when_task_group_fails() -> None:
     async def run() -> None:
         with pytest.raises(DataError):
-            await _run(now)
-        noted.append(_cancelling())
+            await _run(event)
+        counts.append(_cancelling())
 
-    noted: list[int] = []
-    now = asyncio.Event()
+    counts: list[int] = []
+    event = asyncio.Event()
     task = asyncio.create_task(run())
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    now.set()
+    event.set()
     await asyncio.sleep(0)
     task.cancel()
-    # From Python 3.13 on, it ends as one that was cancelled.
+    # From Python 3.13 on, the task ends as cancelled.
     await asyncio.wait([task])
-    assert noted == [1]
+    assert counts == [1]

@@ -27,7 +27,7 @@ def field(number: int, content: bytes) -> bytes:
 
 
 def protobuf(metadata: bytes, rest: bytes = b"") -> bytes:
-    """Write what an API server does: the kind, then the object, then two empty fields."""
+    """Return an object as an API server encodes it: the kind, then the object, then two empty fields."""
     kind = field(1, field(1, b"v1") + field(2, b"Secret"))
     return b"k8s\0" + kind + field(2, field(1, metadata) + rest) + field(3, b"") + field(4, b"")
 
@@ -48,7 +48,7 @@ _OTHERS_THAN_TIMES = _OTHERS.filter(lambda written: not written.startswith(b"\x4
 
 
 class _Moment:
-    """A time that `datetime` has no room for."""
+    """A time outside the range of `datetime`."""
 
     def __init__(self, seconds: int) -> None:
         self._seconds = seconds
@@ -58,14 +58,14 @@ class _Moment:
 
 
 @given(uid=st.uuids().map(str), before=st.lists(_OTHERS), after=st.lists(_OTHERS), rest=st.lists(_OTHERS))
-def test_the_uid_is_found_among_all_other_fields(
+def test_uid_of_finds_uid_among_other_fields(
     uid: str, before: list[bytes], after: list[bytes], rest: list[bytes]
 ) -> None:
     metadata = b"".join([*before, field(5, uid.encode()), *after])
     assert uid_of(protobuf(metadata, b"".join(rest))) == uid
 
 
-def test_the_uid_of_an_owner_or_of_other_json_is_not_the_objects() -> None:
+def test_uid_of_ignores_uids_outside_metadata_of_object() -> None:
     owner = field(13, field(1, b"v1") + field(4, _OTHER.encode()))
     assert uid_of(protobuf(field(5, UID.encode()) + owner, field(5, _OTHER.encode()))) == UID
     assert uid_of(protobuf(owner)) is None
@@ -74,7 +74,7 @@ def test_the_uid_of_an_owner_or_of_other_json_is_not_the_objects() -> None:
     assert uid_of(b'{"metadata": {"name": "a"}}') is None
 
 
-def test_the_type_of_a_secret_is_not_what_its_data_say() -> None:
+def test_secret_type_of_ignores_type_in_secret_data() -> None:
     data = field(2, field(1, b"type") + field(2, b"other"))
     assert secret_type_of(protobuf(b"", data + field(3, b"Opaque"))) == "Opaque"
     assert secret_type_of(protobuf(b"", data)) == ""
@@ -96,16 +96,16 @@ def test_the_type_of_a_secret_is_not_what_its_data_say() -> None:
         b"k8s\0" + b"\xff" * 12,
     ],
 )
-def test_a_value_that_cannot_be_read_is_an_error(value: bytes) -> None:
+def test_uid_of_raises_value_unreadable_for_damaged_value(value: bytes) -> None:
     with pytest.raises(ValueUnreadable):
         uid_of(value)
 
 
 @given(st.binary(max_size=80))
-def test_no_bytes_raise_anything_else(value: bytes) -> None:
-    for each in (value, b"k8s\0" + value, protobuf(value)):
+def test_uid_of_raises_only_value_unreadable(value: bytes) -> None:
+    for candidate in (value, b"k8s\0" + value, protobuf(value)):
         with contextlib.suppress(ValueUnreadable):
-            uid_of(each)
+            uid_of(candidate)
 
 
 def timestamp(seconds: int) -> bytes:
@@ -118,21 +118,21 @@ def timestamp(seconds: int) -> bytes:
     before=st.lists(_OTHERS_THAN_TIMES),
     after=st.lists(_OTHERS_THAN_TIMES),
 )
-def test_creation_time_is_found_and_spelled_like_another(
+def test_creation_time_like_keeps_encoding_of_creation_time(
     seconds: int, later: int, before: list[bytes], after: list[bytes]
 ) -> None:
     metadata = [*before, field(8, timestamp(seconds)), *after]
-    found = creation_time_of(protobuf(b"".join(metadata)))
-    assert found == field(8, timestamp(seconds))
-    assert creation_time_like(found, _Moment(later)) == field(8, timestamp(later))  # type: ignore[arg-type]
+    encoded_time = creation_time_of(protobuf(b"".join(metadata)))
+    assert encoded_time == field(8, timestamp(seconds))
+    assert creation_time_like(encoded_time, _Moment(later)) == field(8, timestamp(later))  # type: ignore[arg-type]
 
 
-def test_creation_time_of_json_is_the_objects() -> None:
+def test_creation_time_of_json_is_read_from_metadata() -> None:
     document = {"metadata": {"creationTimestamp": "2026-11-27T17:00:00Z"}, "spec": {"time": "2020-01-01T00:00:00Z"}}
-    found = creation_time_of(json.dumps(document).encode())
-    assert found == b'"2026-11-27T17:00:00Z"'
+    encoded_time = creation_time_of(json.dumps(document).encode())
+    assert encoded_time == b'"2026-11-27T17:00:00Z"'
     later = dt.datetime(2027, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
-    assert creation_time_like(found, later) == b'"2027-01-02T03:04:05Z"'
+    assert creation_time_like(encoded_time, later) == b'"2027-01-02T03:04:05Z"'
 
 
 @pytest.mark.parametrize(
@@ -145,5 +145,5 @@ def test_creation_time_of_json_is_the_objects() -> None:
         b'{"spec": {}}',
     ],
 )
-def test_object_without_a_creation_time_of_this_form_has_none(value: bytes) -> None:
+def test_creation_time_of_returns_none_without_valid_time(value: bytes) -> None:
     assert creation_time_of(value) is None

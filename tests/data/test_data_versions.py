@@ -1,4 +1,4 @@
-"""Clients see an object's resourceVersion grow only, whichever way its data move between two real etcds."""
+"""The resourceVersion of an object only grows for clients, however its data move between two real etcds."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _BETWEEN = 40
 
 @pytest.fixture
 async def homes(other: Etcd, client: Client, new_prefix: Callable[[], str]) -> AsyncIterator[tuple[Place, Place]]:
-    async with Client(other.url, credentials=Credentials.in_directory(other.directory / "root")) as there:
-        yield Place(client, new_prefix()), Place(there, new_prefix())
+    async with Client(other.url, credentials=Credentials.in_directory(other.directory / "root")) as other_client:
+        yield Place(client, new_prefix()), Place(other_client, new_prefix())
 
 
 @dataclass
 class Clients:
-    """What all clients of a control plane have seen."""
+    """Versions and contents that clients of a control plane have read."""
 
     highest: dict[bytes, int] = field(default_factory=dict)
-    """By key: its highest version."""
+    """Highest version by key."""
     contents: dict[tuple[bytes, int], tuple[int, bytes]] = field(default_factory=dict)
-    """By key and version: how often the key had changed, and its value."""
+    """Number of changes of a key and its value, by key and version."""
     changes: dict[bytes, int] = field(default_factory=dict)
-    """By key: how often clients changed it."""
+    """Number of changes by clients, by key."""
 
     async def look(self, place: Place) -> None:
         head = place.prefix.encode()
@@ -45,13 +45,13 @@ class Clients:
                     continue
                 assert item.revision >= self.highest.get(key, 0)
                 self.highest[key] = item.revision
-                # A client that updates what it read at this version changes what it read, and nothing newer.
+                # A version stands for a single content, so an update with this version overwrites no newer content.
                 content = self.changes[key], item.value
                 assert self.contents.setdefault((key, item.revision), content) == content
 
 
 async def move(source: Place, target: Place, *, attempts: int) -> None:
-    """Move as a migration does; an operator that died begins the copy again."""
+    """Move data as a migration does. Further attempts repeat the copy, as after the death of an operator."""
     await raise_revision(target.client, above=await source.client.revision() + _BETWEEN)
     for _ in range(attempts):
         follower = Follower(source, target)
@@ -60,15 +60,13 @@ async def move(source: Place, target: Place, *, attempts: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_versions_grow_through_moves_rollbacks_and_changes_in_any_order(
-    homes: tuple[Place, Place], seed: int
-) -> None:
+async def test_versions_grow_through_moves_rollbacks_and_changes(homes: tuple[Place, Place], seed: int) -> None:
     chance, clients = random.Random(seed), Clients()
     present, former = homes
     for _ in range(16):
         for _ in range(chance.randint(0, 8)):
             key = f"things/{chance.randrange(_KEYS):05}".encode()
-            # Few values, so that a key often has a value again that it had before.
+            # With only two values, a key often returns to an earlier value.
             value, name = chance.choice([b"a", b"b"]), present.prefix.encode() + key
             await present.apply([Delete(name) if chance.random() < 0.2 else Put(name, value)])
             clients.changes[key] = clients.changes.get(key, 0) + 1
@@ -79,7 +77,7 @@ async def test_versions_grow_through_moves_rollbacks_and_changes_in_any_order(
             await clients.look(present)
 
 
-async def test_a_copy_into_a_former_home_writes_each_key_again_once(homes: tuple[Place, Place]) -> None:
+async def test_copy_into_former_home_rewrites_each_key_once(homes: tuple[Place, Place]) -> None:
     first, second = homes
     await first.apply([Put(f"{first.prefix}things/{number}".encode(), b"same") for number in range(50)])
     await move(first, second, attempts=1)
@@ -87,6 +85,6 @@ async def test_a_copy_into_a_former_home_writes_each_key_again_once(homes: tuple
     follower = Follower(second, first)
     await follower.copy()
     assert follower.keys == 50
-    again = Follower(second, first)
-    await again.copy()
-    assert again.keys == 0
+    second_follower = Follower(second, first)
+    await second_follower.copy()
+    assert second_follower.keys == 0

@@ -1,4 +1,4 @@
-"""Walks through the keys of a prefix, against a range of keys that counts as etcd does."""
+"""Walks through the keys of a prefix, against a fake range of keys that counts like etcd."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ANSWER = 8 << 20
 
 @dataclass
 class Keys:
-    """Answers as etcd: it counts up to the end of the range, and the connection refuses answers of over 8 MiB."""
+    """Counts keys up to the end of the range, like etcd. The connection refuses answers of over 8 MiB."""
 
     sizes: dict[bytes, int]
     """Bytes of each value."""
@@ -28,7 +28,7 @@ class Keys:
         self.keys = sorted(self.sizes)
 
     def read(self, walk: Walk) -> list[bytes]:
-        found = list[bytes]()
+        result = list[bytes]()
         while not walk.ended:
             start, end = bisect_left(self.keys, walk.start), bisect_left(self.keys, walk.end)
             self.counted += end - start
@@ -38,9 +38,9 @@ class Keys:
                 continue
             pairs = [pb.KeyValue(key=key, value=bytes(self.sizes[key])) for key in page]
             walk.advance(pb.RangeResponse(kvs=pairs, count=end - start, more=len(page) < end - start))
-            found += page
+            result += page
             self.pages.append(len(page))
-        return found
+        return result
 
 
 def _walk(*, most: int = 500) -> Walk:
@@ -67,7 +67,7 @@ def test_walk_has_small_pages_while_values_are_large() -> None:
 
 
 @pytest.mark.parametrize("form", ["{number:06}", "{hexadecimal}", "namespace-{tenth}/object-{number}"])
-def test_walk_has_each_key_counted_a_few_times_only(form: str) -> None:
+def test_walk_counts_each_key_a_few_times_only(form: str) -> None:
     chance = random.Random(7)
     names = {
         form.format(number=number, tenth=number // 300, hexadecimal=chance.randbytes(16).hex())
@@ -77,12 +77,12 @@ def test_walk_has_each_key_counted_a_few_times_only(form: str) -> None:
         {_key(f"configmaps/{name}"): 10 for name in names} | {_key(f"pods/{number}"): 10 for number in range(50)}
     )
     assert keys.read(_walk()) == keys.keys
-    # With one end for all pages, each key would be counted fifty times.
+    # With the same range end for all pages, etcd would count each key fifty times.
     assert keys.counted < 15 * len(keys.keys)
     assert len(keys.pages) < 2 * len(keys.keys) / 500
 
 
-def test_walk_meets_each_key_once_for_keys_of_all_lengths() -> None:
+def test_walk_returns_each_key_once_for_all_key_lengths() -> None:
     chance = random.Random(3)
     for _ in range(4):
         keys = Keys(
@@ -96,7 +96,7 @@ def test_walk_meets_each_key_once_for_keys_of_all_lengths() -> None:
         assert keys.read(_walk(most=chance.choice([3, 20, 100]))) == keys.keys
 
 
-def test_walk_that_may_ask_for_one_key_only_cannot_be_halved() -> None:
+def test_walk_with_limit_of_one_key_cannot_be_halved() -> None:
     walk = _walk(most=2)
     assert (walk.halve(), walk.limit) == (True, 1)
     assert (walk.halve(), walk.limit) == (False, 1)

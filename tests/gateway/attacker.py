@@ -1,4 +1,4 @@
-"""Sends requests byte by byte, as no decent client would."""
+"""Raw requests over HTTP/1.1 and HTTP/2, which regular clients would not send."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def exchange(
     source: str | None = None,
     seconds: float = _SECONDS,
 ) -> bytes:
-    """Send bytes, and return the answer; `to_the_end`, all that comes until the server closes.
+    """Send bytes, and return the response. `to_the_end` returns all bytes until the server closes the connection.
 
     `source` is the address of the client, such as 127.0.0.2.
     """
@@ -72,7 +72,7 @@ async def exchange(
     context.set_alpn_protocols([protocol])
     if certificate is not None:
         context.load_cert_chain(certificate)
-    ended = _ended if protocol == "h2" else _answered
+    is_complete = _ended if protocol == "h2" else _answered
     received = b""
     async with asyncio.timeout(seconds):
         local = (source, 0) if source is not None else None
@@ -84,7 +84,7 @@ async def exchange(
                 async for part in _parts(sent):
                     writer.write(part)
                     await writer.drain()
-                while (to_the_end or not ended(received)) and (chunk := await reader.read(65536)):
+                while (to_the_end or not is_complete(received)) and (chunk := await reader.read(65536)):
                     received += chunk
         finally:
             writer.transport.abort()
@@ -100,7 +100,7 @@ async def _parts(sent: bytes | AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _answered(received: bytes) -> bool:
-    """Whether there is one whole answer of HTTP/1.1. Envoy waits a second before it closes."""
+    """Whether the bytes contain a whole HTTP/1.1 response. Envoy waits a second before it closes a connection."""
     head, separator, body = received.partition(b"\r\n\r\n")
     if not separator:
         return False
@@ -124,5 +124,5 @@ def _ended(received: bytes) -> bool:
 
 
 def statuses(received: bytes) -> list[int]:
-    """The codes of all answers of HTTP/1.1, in their order."""
+    """Return the status codes of all HTTP/1.1 responses in order."""
     return [int(part[:3]) for part in received.split(b"HTTP/1.1 ")[1:]]

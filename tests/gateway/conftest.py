@@ -45,7 +45,7 @@ class Gateway:
     directory: Path
     runtime: ProcessRuntime
     wakes: list[str]
-    """Keys of the control planes that were asked to wake, each time that they were."""
+    """Key of the control plane of each wake-up request."""
     routes: list[Route] = field(default_factory=list)
 
     @property
@@ -67,7 +67,7 @@ class Gateway:
         return Route(key=key or f"uid-{name}", cluster_path=path or name, upstream=upstream)
 
     def host_route(self, name: str, *, key: str | None = None) -> Route:
-        """As `route`, by host name."""
+        """Return a route as `route` does, by host name."""
         upstream = Upstream.behind(self.tenants[name].server)
         return Route(key=key or f"uid-{name}", cluster_path=name, upstream=upstream, host=f"{name}.example.org")
 
@@ -79,7 +79,7 @@ class Gateway:
         return ClusterConfig(server=f"https://{self.host}/clusters/{path}/control-plane", ca_data=self.ca, **identity)
 
     def user(self, name: str, user: str = "jane", *, groups: tuple[str, ...] = (), path: str = "") -> ClusterConfig:
-        """A user with a client certificate of one tenant, at the path of it or of another."""
+        """Return settings of a user with a client certificate of a tenant, at a path of this or another tenant."""
         pair = issue_client(self.tenants[name].authorities.client, user=user, groups=groups)
         return self.config(path or name, client_certificate=pair.certificate, client_key=pair.key)
 
@@ -115,11 +115,11 @@ async def gateway(
             waker=waker,
             workers=1,
         )
-        made = Gateway(plane, waker, serving, authority.certificate, running_tenants, directory, runtime, wakes)
+        gateway = Gateway(plane, waker, serving, authority.certificate, running_tenants, directory, runtime, wakes)
         async with plane.running():
             try:
-                assert await made.serve(made.route("one"), made.route("two")) == {}
-                yield made
+                assert await gateway.serve(gateway.route("one"), gateway.route("two")) == {}
+                yield gateway
             finally:
                 sys.stdout.write(runtime.log_path("envoy").read_text()[-8000:])
                 await plane.stop()
@@ -127,6 +127,6 @@ async def gateway(
 
 @pytest.fixture
 async def slow(envoy: Path, tmp_path: Path, hold_port: Callable[[], int]) -> AsyncIterator[SlowServer]:
-    """Serves the control plane `one`, which is no real one."""
-    async with slow_server(envoy, tmp_path, hold_port=hold_port) as made:
-        yield made
+    """Serves control plane `one` with a fake API server."""
+    async with slow_server(envoy, tmp_path, hold_port=hold_port) as server:
+        yield server

@@ -1,4 +1,4 @@
-"""Routes as of control planes, without any."""
+"""Routes of control planes that do not exist."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def route(
     asleep: datetime | None = None,
     requested: datetime | None = None,
 ) -> Route:
-    """Of a control plane; `asleep` says since when, if it is."""
+    """Return the route of a control plane. `asleep` is the time since which a control plane sleeps."""
     url, trust = f"https://{host}:{port}", TokenTrust(keys=read_token_keys(public_key(TOKEN_KEY)))
     upstream = Upstream.at(url, ca=SERVING_CA.certificate, front_proxy=_front_proxy(), trust=trust)
     sleep = Sleep(name=name, since=asleep, requested=requested) if asleep is not None else None
@@ -47,15 +47,15 @@ def route(
 
 
 def with_bootstrap_token(found: Route, token: str) -> Route:
-    """Have the control plane of a route know one bootstrap token that never expires."""
+    """Return the route with a bootstrap token that never expires."""
     assert found.upstream is not None
-    known = BootstrapTokens(salt=b"", expirations={hmac.digest(b"", token.encode(), "sha256"): None})
-    trust = dataclasses.replace(found.upstream.trust, bootstrap_tokens=known)
+    bootstrap_tokens = BootstrapTokens(salt=b"", expirations={hmac.digest(b"", token.encode(), "sha256"): None})
+    trust = dataclasses.replace(found.upstream.trust, bootstrap_tokens=bootstrap_tokens)
     return dataclasses.replace(found, upstream=dataclasses.replace(found.upstream, trust=trust))
 
 
 def no_waker() -> Waker:
-    """For control planes that are awake."""
+    """Return a waker that fails on each wake-up request, for control planes that are awake."""
 
     async def request(route: Route, at: datetime) -> NoReturn:
         raise AssertionError(f"{route.key} was to wake")

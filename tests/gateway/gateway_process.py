@@ -66,7 +66,7 @@ class Process:
 
 
 def write_certificate(directory: Path) -> bytes:
-    """Write a serving certificate of a new CA, which is returned."""
+    """Write a serving certificate of a new CA. Returns the certificate of the CA."""
     authority = create_authority("gateway")
     pair = issue_serving(authority, common_name="gateway", hosts=["127.0.0.1"])
     (directory / "tls.key").write_bytes(pair.key)
@@ -75,7 +75,7 @@ def write_certificate(directory: Path) -> bytes:
 
 
 def gateway_kubeconfig(cluster: Handle) -> bytes:
-    """Of the gateway's ServiceAccount: it may do what deploy/rbac says, and no more."""
+    """Return the kubeconfig of the ServiceAccount of the gateway, with only the permissions of deploy/rbac."""
     files = (cluster.directory / "credentials" / "authorities").iterdir()
     authorities = TenantAuthorities.from_secret({file.name: file.read_bytes() for file in files})
     client = issue_client(authorities.client, user=_USER, groups=SERVICE_ACCOUNT_GROUPS)
@@ -86,7 +86,7 @@ def gateway_kubeconfig(cluster: Handle) -> bytes:
 async def gateway_process(
     cluster: Handle, directory: Path, *, envoy: Path, hold_port: Callable[[], int]
 ) -> AsyncIterator[Process]:
-    """Describe a gateway of a management cluster; in the end nothing of it runs."""
+    """Yield a gateway of a management cluster, which the test starts. All its processes are ended at exit."""
     certificates, state, kubeconfig = directory / "certificates", directory / "state", directory / "kubeconfig"
     certificates.mkdir()
     kubeconfig.write_bytes(gateway_kubeconfig(cluster))
@@ -94,11 +94,11 @@ async def gateway_process(
     command = [sys.executable, "-m", "kplane.gateway.main", f"--kubeconfig={kubeconfig}", f"--state-dir={state}"]
     command += [f"--envoy={envoy}", f"--certificate-dir={certificates}", f"--serve=127.0.0.1:{port}"]
     command += [f"--listen=127.0.0.1:{listen}", "--workers=1"]
-    made = Process(state, command, f"http://127.0.0.1:{listen}", port, directory, write_certificate(certificates))
+    process = Process(state, command, f"http://127.0.0.1:{listen}", port, directory, write_certificate(certificates))
     try:
-        yield made
+        yield process
     finally:
-        if made.running is not None and made.running.poll() is None:
-            made.end(signal.SIGKILL)
+        if process.running is not None and process.running.poll() is None:
+            process.end(signal.SIGKILL)
         await end_processes(state, grace_seconds=1.0)
         sys.stdout.write((directory / "log").read_text()[-6000:])

@@ -1,4 +1,4 @@
-"""Paths of which programs may read different things, and what Envoy is to make of them."""
+"""Ambiguous paths, which programs may parse differently, and a model of the routing of Envoy."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ BEGINNINGS = ("/", "/clusters/one/control-plane", "/clusters/one/control-plane/"
 
 
 def routed(path: str) -> str | None:
-    """As Envoy routes: by the table, and not at all if the path is ambiguous."""
+    """Return the control plane to which Envoy routes a path, or None. Ambiguous paths have no route."""
     if re.fullmatch(AMBIGUOUS_PATH, path):
         return None
     bare = path.partition("?")[0]
-    found = [name for name in TENANTS if f"{bare}/".startswith(f"/clusters/{name}/control-plane/")]
-    assert len(found) <= 1
-    return found[0] if found else None
+    tenants = [name for name in TENANTS if f"{bare}/".startswith(f"/clusters/{name}/control-plane/")]
+    assert len(tenants) <= 1
+    return tenants[0] if tenants else None

@@ -1,4 +1,4 @@
-"""An API server that answers each request when it is told to, behind a gateway with a real Envoy."""
+"""An API server whose responses a test releases, behind a gateway with a real Envoy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PATH = "/clusters/one/control-plane/api/v1/namespaces/default/configmaps"
 
 @dataclass
 class SlowServer:
-    """Serves control plane `one`. Users have the certificate of jane, or any token."""
+    """Serves control plane `one`. Users have the certificate of jane or an arbitrary token."""
 
     plane: DataPlane
     waker: Waker
@@ -40,9 +40,9 @@ class SlowServer:
     route: Route
     directory: Path
     answers: dict[str, asyncio.Event] = field(default_factory=dict)
-    """By the query of the request: it was received; set: it may be answered."""
+    """Events by the query of a received request. A set event releases the response."""
     lost: set[str] = field(default_factory=set)
-    """Queries of requests whose connection ends instead of an answer."""
+    """Queries of requests whose connection is aborted instead of a response."""
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
         if request.path == "/readyz":
@@ -70,9 +70,9 @@ class SlowServer:
     async def exchange(
         self, sent: bytes | AsyncIterator[bytes], *, protocol: str = "http/1.1", certificate: bool = False
     ) -> bytes:
-        own = self.directory / "user.pem" if certificate else None
-        how: Any = {"certificate": own, "protocol": protocol, "seconds": _SECONDS}
-        return await exchange(self.serving.port, sent, ca=SERVING_CA.certificate, **how)
+        user_file = self.directory / "user.pem" if certificate else None
+        options: Any = {"certificate": user_file, "protocol": protocol, "seconds": _SECONDS}
+        return await exchange(self.serving.port, sent, ca=SERVING_CA.certificate, **options)
 
 
 @contextlib.asynccontextmanager
@@ -83,25 +83,25 @@ async def slow_server(envoy: Path, directory: Path, *, hold_port: Callable[[], i
     (directory / "user.pem").write_bytes(user.certificate + user.key)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(directory / "server.pem")
-    own = directory / "gateway"
-    own.mkdir(mode=0o700)
+    gateway_directory = directory / "gateway"
+    gateway_directory.mkdir(mode=0o700)
 
     async def request(asked: Route, at: datetime) -> None:
-        """Nobody wakes it: the test says when it is awake."""
+        """Ignore the wake-up request. The test wakes the control plane."""
 
     waker, port = Waker(request), hold_port()
     async with ProcessRuntime(directory / "runtime", programs=[]) as runtime:
-        validate = EnvoyValidator(envoy, directory=own)
-        plane = DataPlane(own, validate=validate, program=envoy, runtime=runtime, waker=waker, workers=1)
+        validate = EnvoyValidator(envoy, directory=gateway_directory)
+        plane = DataPlane(gateway_directory, validate=validate, program=envoy, runtime=runtime, waker=waker, workers=1)
         serving = Serving(host="127.0.0.1", port=hold_port(), certificate=KeyPair(pair.certificate, pair.key))
-        made = SlowServer(plane, waker, serving, route("one", port=port), directory)
-        runner = web.ServerRunner(web.Server(made.answer))
+        server = SlowServer(plane, waker, serving, route("one", port=port), directory)
+        runner = web.ServerRunner(web.Server(server.answer))
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", port, ssl_context=context, reuse_address=True).start()
         async with plane.running():
             try:
-                await made.serve(made.route)
-                yield made
+                await server.serve(server.route)
+                yield server
             finally:
                 await plane.stop()
                 await runner.cleanup()

@@ -1,4 +1,4 @@
-"""What a user of one tenant gets of another one through the gateway: nothing, whatever is tried."""
+"""Attacks of a user of tenant `one` on tenant `two` through the gateway. All attacks are refused."""
 
 from __future__ import annotations
 
@@ -65,57 +65,57 @@ HEADERS: tuple[tuple[str, ...], ...] = (
 
 @pytest.fixture
 async def credentials(gateway: Gateway, tmp_path: Path) -> dict[str, tuple[Path | None, tuple[str, ...]]]:
-    """By name: a client certificate, and headers. Each is an administrator's of tenant one, or nobody's."""
+    """Client certificate and headers by name. Valid credentials belong to an administrator of tenant `one`."""
 
     def written(name: str, pair: Any) -> Path:
         file = tmp_path / f"{name}.pem"
         file.write_bytes(pair.certificate + pair.key)
         return file
 
-    async with Client(gateway.tenants["two"].config, field_manager="kplane") as two:
-        await two.apply(
+    async with Client(gateway.tenants["two"].config, field_manager="kplane") as other_tenant:
+        await other_tenant.apply(
             CONFIG_MAPS, {"metadata": {"name": "kept", "namespace": "default"}, "data": {"mark": MARK}}, force=True
         )
-    async with Client(gateway.tenants["one"].config, field_manager="kplane") as one:
-        token = await controllers_token(one, account=f"mallory-{gateway.serving.port}")
+    async with Client(gateway.tenants["one"].config, field_manager="kplane") as own_tenant:
+        token = await controllers_token(own_tenant, account=f"mallory-{gateway.serving.port}")
     client_ca = gateway.tenants["one"].authorities.client
     masters = {"user": "admin", "groups": ("system:masters",)}
-    own = written("own", issue_client(client_ca, **masters))
-    # Of a CA with the other one's name, and of the CA that the API server's proxies have.
+    own_certificate = written("own", issue_client(client_ca, **masters))
+    # Certificates of a different CA with the same name, and of the front-proxy CA of the API server.
     forged = written("forged", issue_client(create_authority("client"), **masters))
     proxy = written("proxy", issue_client(gateway.tenants["one"].authorities.front_proxy, user="front-proxy-client"))
     bearer = f"Authorization: Bearer {token}"
     return {
         "nobody": (None, ()),
         "token": (None, (bearer,)),
-        "certificate": (own, ()),
-        "certificate and token": (own, (bearer,)),
+        "certificate": (own_certificate, ()),
+        "certificate and token": (own_certificate, (bearer,)),
         "forged certificate": (forged, ()),
         "front-proxy certificate": (proxy, ()),
         "forged token": (None, ("Authorization: Bearer eyJhbGciOiJub25lIn0.e30.",)),
-        "certificate and forged token": (own, ("Authorization: Bearer x",)),
+        "certificate and forged token": (own_certificate, ("Authorization: Bearer x",)),
     }
 
 
 @pytest.mark.slow
-async def test_nothing_of_another_tenant_is_answered(gateway: Gateway, credentials: Any) -> None:
-    tried = list(itertools.product(credentials.items(), HEADERS, PATHS))
-    assert len(tried) > 1500
-    turns = asyncio.Semaphore(16)
-    wrong: list[str] = []
+async def test_gateway_returns_no_data_of_another_tenant(gateway: Gateway, credentials: Any) -> None:
+    attempts = list(itertools.product(credentials.items(), HEADERS, PATHS))
+    assert len(attempts) > 1500
+    slots = asyncio.Semaphore(16)
+    breaches: list[str] = []
 
     async def attempt(credential: Any, headers: tuple[str, ...], path: str) -> None:
-        name, (certificate, own) = credential
-        async with turns:
-            sent = http1(path, *own, *headers)
+        name, (certificate, own_headers) = credential
+        async with slots:
+            sent = http1(path, *own_headers, *headers)
             answer = await exchange(gateway.serving.port, sent, ca=gateway.ca, certificate=certificate)
         if MARK.encode() in answer or len(statuses(answer)) != 1 or not set(statuses(answer)) <= REFUSED:
-            wrong.append(f"{name} {headers} {path}: {answer[:200]!r}")
+            breaches.append(f"{name} {headers} {path}: {answer[:200]!r}")
 
     async with asyncio.TaskGroup() as group:
-        for credential, headers, path in tried:
+        for credential, headers, path in attempts:
             group.create_task(attempt(credential, headers, path))
-    assert wrong == []
+    assert breaches == []
 
 
 SMUGGLING: tuple[tuple[str, ...], ...] = (
@@ -132,7 +132,7 @@ SMUGGLING: tuple[tuple[str, ...], ...] = (
 )
 
 
-async def test_no_request_is_smuggled_in_another(gateway: Gateway, credentials: Any) -> None:
+async def test_gateway_refuses_smuggled_requests(gateway: Gateway, credentials: Any) -> None:
     async def smuggle(heads: tuple[str, ...], certificate: Path | None, own: tuple[str, ...]) -> bytes:
         inner = http1(TARGET, *own, "X-Remote-User: admin", "X-Remote-Group: system:masters")
         body = b"0\r\n\r\n" + inner
@@ -141,33 +141,39 @@ async def test_no_request_is_smuggled_in_another(gateway: Gateway, credentials: 
         sent = http1(path, *own, "Content-Type: application/json", *head, method="POST", body=body)
         return await exchange(gateway.serving.port, sent, ca=gateway.ca, certificate=certificate, to_the_end=True)
 
-    tried = list(itertools.product(SMUGGLING, ("token", "certificate")))
-    answers = await asyncio.gather(*(smuggle(heads, *credentials[name]) for heads, name in tried))
-    for (heads, name), answer in zip(tried, answers, strict=True):
+    attempts = list(itertools.product(SMUGGLING, ("token", "certificate")))
+    answers = await asyncio.gather(*(smuggle(heads, *credentials[name]) for heads, name in attempts))
+    for (heads, name), answer in zip(attempts, answers, strict=True):
         assert MARK.encode() not in answer, (heads, name)
         assert statuses(answer), (heads, name)
         assert set(statuses(answer)) <= REFUSED | {415, 422, 501}, (heads, name, answer[:300])
 
 
 @pytest.mark.parametrize("upgrade", ["websocket", "SPDY/3.1"])
-async def test_early_data_of_an_upgrade_reaches_no_api_server(gateway: Gateway, tmp_path: Path, upgrade: str) -> None:
-    """The API server would take it for a request of its own, on a connection by which it trusts X-Remote-User."""
+async def test_early_data_of_upgrade_reaches_no_api_server(gateway: Gateway, tmp_path: Path, upgrade: str) -> None:
+    """The API server would parse early data as a request, on a connection whose X-Remote-User it trusts."""
     certificate = tmp_path / "nobody.pem"
-    nobody = issue_client(gateway.tenants["one"].authorities.client, user="nobody")
-    certificate.write_bytes(nobody.certificate + nobody.key)
+    pair = issue_client(gateway.tenants["one"].authorities.client, user="nobody")
+    certificate.write_bytes(pair.certificate + pair.key)
     name = f"early-{gateway.serving.port}-{upgrade[:4].lower()}"
     body = json.dumps({"metadata": {"name": name}}).encode()
     forged = ("X-Remote-User: admin", "X-Remote-Group: system:masters", "Content-Type: application/json")
     path = "/api/v1/namespaces/default/configmaps"
     inner = http1(path, *forged, f"Content-Length: {len(body)}", method="POST", body=body)
-    for own in ("", f"/clusters/one/control-plane{path}", "/clusters/one/control-plane/api/v1/namespaces?watch=true"):
-        outer = http1(own or "/clusters/one/control-plane/healthz", f"Upgrade: {upgrade}", "Sec-WebSocket-Version: 13")
+    for target in (
+        "",
+        f"/clusters/one/control-plane{path}",
+        "/clusters/one/control-plane/api/v1/namespaces?watch=true",
+    ):
+        outer = http1(
+            target or "/clusters/one/control-plane/healthz", f"Upgrade: {upgrade}", "Sec-WebSocket-Version: 13"
+        )
         sent = outer.replace(b"Connection: close", b"Connection: Upgrade") + inner
         answer = await exchange(gateway.serving.port, sent, ca=gateway.ca, certificate=certificate)
         assert name.encode() not in answer
         assert len(statuses(answer)) == 1
-    async with Client(gateway.tenants["one"].config, field_manager="kplane") as one:
-        assert not await one.exists(CONFIG_MAPS, name, namespace="default")
+    async with Client(gateway.tenants["one"].config, field_manager="kplane") as direct:
+        assert not await direct.exists(CONFIG_MAPS, name, namespace="default")
 
 
 PSEUDO_HEADERS: tuple[dict[str, str], ...] = (
@@ -185,35 +191,39 @@ PSEUDO_HEADERS: tuple[dict[str, str], ...] = (
 )
 
 
-async def test_http2_opens_no_other_way(gateway: Gateway, credentials: Any) -> None:
+async def test_http2_requests_return_no_data_of_another_tenant(gateway: Gateway, credentials: Any) -> None:
     async def attempt(pseudo: dict[str, str], certificate: Path | None, own: tuple[str, ...]) -> bytes:
-        given = {":method": "GET", ":scheme": "https", ":authority": "localhost"} | pseudo
+        pseudo_headers = {":method": "GET", ":scheme": "https", ":authority": "localhost"} | pseudo
         lines = (*own, "x-remote-user: admin", "x-remote-group: system:masters", "x-kplane-upstream: uid-two")
         headers = [(name.strip().lower(), value.strip()) for name, value in (line.split(":", 1) for line in lines)]
-        sent = http2(given.items(), headers)
+        sent = http2(pseudo_headers.items(), headers)
         return await exchange(gateway.serving.port, sent, ca=gateway.ca, certificate=certificate, protocol="h2")
 
-    tried = list(itertools.product(PSEUDO_HEADERS, credentials.items()))
-    answers = await asyncio.gather(*(attempt(pseudo, *credential) for pseudo, (_, credential) in tried))
-    for (pseudo, (name, _)), answer in zip(tried, answers, strict=True):
-        # Without an answer, Envoy closed the connection because it was not HTTP/2.
+    attempts = list(itertools.product(PSEUDO_HEADERS, credentials.items()))
+    answers = await asyncio.gather(*(attempt(pseudo, *credential) for pseudo, (_, credential) in attempts))
+    for (pseudo, (name, _)), answer in zip(attempts, answers, strict=True):
+        # An empty answer means that Envoy closed the connection for invalid HTTP/2.
         assert MARK.encode() not in answer, (pseudo, name)
 
 
-async def test_http2_is_spoken_right_by_these_tests(gateway: Gateway, credentials: Any) -> None:
-    """So that the others are refused for what they ask, and not for how they say it."""
-    certificate, own = credentials["token"]
+async def test_http2_helper_sends_valid_requests(gateway: Gateway, credentials: Any) -> None:
+    """Proves that invalid frames are not the reason for the refusals in the other HTTP/2 tests."""
+    certificate, own_headers = credentials["token"]
     path = "/clusters/one/control-plane/api/v1/namespaces/kube-system"
-    given = {":method": "GET", ":scheme": "https", ":authority": "localhost", ":path": path}
-    headers = [(name.lower(), value.strip()) for name, value in (line.split(":", 1) for line in own)]
+    pseudo_headers = {":method": "GET", ":scheme": "https", ":authority": "localhost", ":path": path}
+    headers = [(name.lower(), value.strip()) for name, value in (line.split(":", 1) for line in own_headers)]
     answer = await exchange(
-        gateway.serving.port, http2(given.items(), headers), ca=gateway.ca, certificate=certificate, protocol="h2"
+        gateway.serving.port,
+        http2(pseudo_headers.items(), headers),
+        ca=gateway.ca,
+        certificate=certificate,
+        protocol="h2",
     )
     assert b'"kubernetes.io/metadata.name":"kube-system"' in answer
 
 
-async def test_its_own_users_read_what_others_did_not(gateway: Gateway, credentials: Any) -> None:
-    """So that the other tests would see it, if it came."""
-    async with Client(gateway.user("two", "admin", groups=("system:masters",)), field_manager="kplane") as two:
-        found = await two.list(CONFIG_MAPS, namespace="default")
-        assert MARK in str(found.items)
+async def test_tenant_user_reads_marked_config_map(gateway: Gateway, credentials: Any) -> None:
+    """Proves that leaked data would contain the mark that the other tests look for."""
+    async with Client(gateway.user("two", "admin", groups=("system:masters",)), field_manager="kplane") as client:
+        config_maps = await client.list(CONFIG_MAPS, namespace="default")
+        assert MARK in str(config_maps.items)

@@ -1,4 +1,4 @@
-"""What the authorizer answers to Envoy."""
+"""Responses of the authorizer to Envoy."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _certificate(user: str = "jane", groups: tuple[str, ...] = ()) -> dict[str, 
 
 @pytest.fixture
 async def ask(tmp_path: Path) -> AsyncIterator[Any]:
-    """`await ask(path, headers, method="GET")` returns code, headers and text. `ask.serve` takes the routes,
-    `ask.update` those that change, and `ask.woken` has who was asked to wake.
+    """`await ask(path, headers, method="GET")` returns code, headers and text. `ask.serve` sets the routes,
+    `ask.update` changes routes, and `ask.woken` has the key of each wake-up request.
     """
     woken: list[str] = []
 
@@ -49,10 +49,10 @@ async def ask(tmp_path: Path) -> AsyncIterator[Any]:
 
     waker = Waker(request)
     authorizer, socket = Authorizer(waker), tmp_path / "socket"
-    socket.touch()  # as after a kill
+    socket.touch()  # left by a killed authorizer
 
     def serve(*routes: Route) -> None:
-        """As if Envoy had confirmed them."""
+        """Set the routes, as if Envoy had confirmed them."""
         authorizer.serve(routes)
         waker.reach(route.key for route in routes)
 
@@ -72,7 +72,7 @@ async def ask(tmp_path: Path) -> AsyncIterator[Any]:
         yield send
 
 
-async def test_authorizer_does_not_answer_404_while_routes_are_not_current(ask: Any) -> None:
+async def test_authorizer_declines_unknown_path_while_routes_are_stale(ask: Any) -> None:
     ask.serve(route("b"))
     ask.authorizer.is_current = lambda: False
     code, headers, text = await ask(PATH, _certificate())
@@ -82,7 +82,7 @@ async def test_authorizer_does_not_answer_404_while_routes_are_not_current(ask: 
     assert (await ask(PATH, _certificate()))[0] == 401
 
 
-async def test_user_groups_and_destination_come_in_one_answer(ask: Any) -> None:
+async def test_authorizer_returns_user_groups_and_upstream_in_headers(ask: Any) -> None:
     ask.serve(route("a"), route("b"))
     for method in ("GET", "POST", "PATCH", "DELETE"):
         code, headers, _ = await ask(PATH, _certificate(groups=("sales", "it")), method)
@@ -93,7 +93,7 @@ async def test_user_groups_and_destination_come_in_one_answer(ask: Any) -> None:
         assert headers["x-kplane-upstream"] == f"uid-a/front-proxy{'-changes' if method != 'GET' else ''}"
 
 
-async def test_it_says_no_as_an_api_server_does(ask: Any) -> None:
+async def test_authorizer_returns_kubernetes_status_for_refusals(ask: Any) -> None:
     tokens_only = dataclasses.replace(route("t").upstream, front_proxy=None)  # type: ignore[type-var]
     ask.serve(route("a"), Route(key="uid-t", cluster_path="t", upstream=tokens_only))
     for path, headers, expected in (
@@ -108,43 +108,43 @@ async def test_it_says_no_as_an_api_server_does(ask: Any) -> None:
         assert (code, json.loads(text)["code"], json.loads(text)["kind"]) == (expected, expected, "Status")
 
 
-async def test_it_calls_nothing_gone_before_it_knows_what_there_is(ask: Any) -> None:
+async def test_authorizer_returns_503_before_first_routes(ask: Any) -> None:
     code, _, text = await ask(PATH, _certificate())
     assert (code, json.loads(text)["code"]) == (DECLINED, 503)
 
 
-async def test_answer_has_no_retry_after_when_a_person_has_to_act(ask: Any) -> None:
-    """client-go would repeat the request ten times, and show nothing meanwhile."""
-    sleeping = route("a", asleep=NOW - timedelta(hours=1), requested=NOW - timedelta(minutes=30))
-    assert sleeping.asleep is not None
-    asleep = dataclasses.replace(sleeping.asleep, failed=True, problem="Secret x is damaged")
-    ask.serve(dataclasses.replace(sleeping, asleep=asleep))
+async def test_authorizer_omits_retry_after_when_wake_has_failed(ask: Any) -> None:
+    """client-go would retry ten times without output to its user."""
+    sleeping_route = route("a", asleep=NOW - timedelta(hours=1), requested=NOW - timedelta(minutes=30))
+    assert sleeping_route.asleep is not None
+    sleep = dataclasses.replace(sleeping_route.asleep, failed=True, problem="Secret x is damaged")
+    ask.serve(dataclasses.replace(sleeping_route, asleep=sleep))
     code, headers, text = await ask(PATH, _certificate())
     assert (code, json.loads(text)["code"]) == (DECLINED, 503)
     assert "cannot wake: Secret x is damaged" in json.loads(text)["message"]
     assert "Retry-After" not in headers
 
 
-async def test_a_successor_of_a_path_has_nothing_of_who_had_it_before(ask: Any) -> None:
+async def test_authorizer_selects_upstream_by_key_of_route(ask: Any) -> None:
     ask.serve(route("a", key="uid-2"))
     _, headers, _ = await ask(PATH, _certificate())
     assert headers["x-kplane-upstream"] == "uid-2/front-proxy"
 
 
-async def test_what_changes_is_told_alone(ask: Any, eventually: Any) -> None:
+async def test_authorizer_update_changes_named_routes_only(ask: Any, eventually: Any) -> None:
     ask.serve(route("a", asleep=NOW), route("b"))
     request = asyncio.create_task(ask(PATH, _certificate()))
     await eventually(lambda: ask.woken, lambda woken: woken == ["uid-a"])
     ask.update({"a": route("a")})
     assert (await request)[0] == 200
-    other = PATH.replace("/a/", "/b/")
-    assert (await ask(other, _certificate()))[0] == 200
-    # By host name, it is not served by its path any more, and connections to it may wait.
+    other_path = PATH.replace("/a/", "/b/")
+    assert (await ask(other_path, _certificate()))[0] == 200
+    # A control plane with a host name is not served by path. Connections to its host name may wait.
     upstream = Upstream.behind("https://127.0.0.1:6443")
-    by_host = Route(key="uid-b", cluster_path="b", upstream=upstream, host="b.example.org")
-    ask.update({"b": by_host})
-    assert (await ask(other, _certificate()))[0] == 401
-    assert await ask.waker.passage("uid-b") is by_host
+    host_route = Route(key="uid-b", cluster_path="b", upstream=upstream, host="b.example.org")
+    ask.update({"b": host_route})
+    assert (await ask(other_path, _certificate()))[0] == 401
+    assert await ask.waker.passage("uid-b") is host_route
     ask.update({"a": None, "b": None})
     assert (await ask(PATH, _certificate()))[0] == 401
     for key in ("uid-a", "uid-b"):
@@ -152,14 +152,14 @@ async def test_what_changes_is_told_alone(ask: Any, eventually: Any) -> None:
             await ask.waker.passage(key)
 
 
-async def test_a_control_plane_that_changes_its_path_stays_known(ask: Any) -> None:
+async def test_authorizer_keeps_control_plane_when_its_path_changes(ask: Any) -> None:
     ask.serve(route("b", key="uid-a"))
-    for changed in ({"b": None, "a": route("a")}, {"b": route("b", key="uid-a"), "a": None}):
-        ask.update(changed)
-        assert (await ask.waker.passage("uid-a")).cluster_path in changed
+    for changes in ({"b": None, "a": route("a")}, {"b": route("b", key="uid-a"), "a": None}):
+        ask.update(changes)
+        assert (await ask.waker.passage("uid-a")).cluster_path in changes
 
 
-async def test_long_chains_and_long_paths_are_read(ask: Any) -> None:
+async def test_authorizer_accepts_long_chain_and_long_path(ask: Any) -> None:
     ask.serve(route("a"))
     pem = b"".join(issue_client(CLIENT_CA, user="jane").certificate for _ in range(8)).decode()
     header = {"x-forwarded-client-cert": f'Hash=1;Chain="{quote(pem, safe="")}"'}
@@ -176,30 +176,28 @@ def _bearer(**claims: Any) -> dict[str, str]:
 
 
 def _token(*, key: bytes = TOKEN_KEY, **claims: Any) -> str:
-    good = {
+    defaults = {
         "iss": SERVICE_ACCOUNT_ISSUER,
         "aud": [SERVICE_ACCOUNT_ISSUER],
         "exp": int((NOW + timedelta(hours=1)).timestamp()),
         "sub": "system:serviceaccount:default:robot",
         "kubernetes.io": {"namespace": "default", "serviceaccount": {"name": "robot", "uid": "1"}},
     }
-    return sign_claims(good | claims, key=key)
+    return sign_claims(defaults | claims, key=key)
 
 
-async def test_a_request_to_one_that_sleeps_waits_and_goes_where_its_credential_counts(
-    ask: Any, eventually: Any
-) -> None:
+async def test_authorizer_holds_request_then_routes_by_credential(ask: Any, eventually: Any) -> None:
     ask.serve(route("a", asleep=NOW), route("b", asleep=NOW))
     requests = [asyncio.create_task(ask(PATH, headers)) for headers in (_bearer(), _certificate())]
     await eventually(lambda: ask.woken, lambda woken: woken == ["uid-a"])
     assert not any(request.done() for request in requests)
     ask.serve(route("a"), route("b", asleep=NOW))
-    (code, by_token, _), (again, by_certificate, _) = await asyncio.gather(*requests)
-    assert (code, again) == (200, 200)
-    assert by_token["x-kplane-upstream"] == "uid-a"
-    assert "x-remote-user" not in by_token
-    assert by_certificate["x-kplane-upstream"] == "uid-a/front-proxy"
-    assert by_certificate["x-remote-user"] == "jane"
+    (token_code, token_headers, _), (certificate_code, certificate_headers, _) = await asyncio.gather(*requests)
+    assert (token_code, certificate_code) == (200, 200)
+    assert token_headers["x-kplane-upstream"] == "uid-a"
+    assert "x-remote-user" not in token_headers
+    assert certificate_headers["x-kplane-upstream"] == "uid-a/front-proxy"
+    assert certificate_headers["x-remote-user"] == "jane"
 
 
 @pytest.mark.parametrize(
@@ -220,21 +218,21 @@ async def test_a_request_to_one_that_sleeps_waits_and_goes_where_its_credential_
         {"Sec-WebSocket-Protocol": "base64.binary.k8s.io"},
     ],
 )
-async def test_who_cannot_be_a_user_wakes_nothing(ask: Any, headers: dict[str, str]) -> None:
+async def test_authorizer_returns_401_without_wake_for_invalid_credential(ask: Any, headers: dict[str, str]) -> None:
     ask.serve(route("a", asleep=NOW))
     code, _, text = await ask(PATH, headers)
     assert (code, json.loads(text)["reason"]) == (401, "Unauthorized")
     assert ask.woken == []
 
 
-async def test_a_token_whose_issuer_does_not_answer_wakes_nothing(ask: Any) -> None:
-    """A control plane that is held is awake: there the API server decides."""
+async def test_authorizer_wakes_no_control_plane_when_issuer_is_down(ask: Any) -> None:
+    """A held control plane is awake, so its API server verifies the token."""
     issuer = Issuer(url="https://127.0.0.1:1", audiences=frozenset({"kubernetes"}))
     routes = [route("a", asleep=NOW), dataclasses.replace(route("b"), held=Hold(until=NOW, asked="then"))]
-    for found in routes:
-        assert found.upstream is not None
-        trusting = dataclasses.replace(found.upstream, trust=TokenTrust(issuers=(issuer,)))
-        ask.update({found.cluster_path: dataclasses.replace(found, upstream=trusting)})
+    for candidate in routes:
+        assert candidate.upstream is not None
+        upstream = dataclasses.replace(candidate.upstream, trust=TokenTrust(issuers=(issuer,)))
+        ask.update({candidate.cluster_path: dataclasses.replace(candidate, upstream=upstream)})
     ask.waker.reach(["uid-b"])
     claims = {"iss": issuer.url, "aud": "kubernetes"}
     code, _, text = await ask(PATH, _bearer(**claims))
@@ -245,7 +243,7 @@ async def test_a_token_whose_issuer_does_not_answer_wakes_nothing(ask: Any) -> N
     assert ask.woken == []
 
 
-async def test_a_browser_sends_its_token_as_a_protocol(ask: Any, eventually: Any) -> None:
+async def test_authorizer_reads_token_of_websocket_protocol_header(ask: Any, eventually: Any) -> None:
     encoded = base64.urlsafe_b64encode(_token().encode()).decode().rstrip("=")
     protocols = f"base64.binary.k8s.io, base64url.bearer.authorization.k8s.io.{encoded}"
     ask.serve(route("a", asleep=NOW))
@@ -257,22 +255,22 @@ async def test_a_browser_sends_its_token_as_a_protocol(ask: Any, eventually: Any
 
 def _with_trust(found: Route, **trust: Any) -> Route:
     assert found.upstream is not None
-    changed = dataclasses.replace(found.upstream.trust, **trust)
-    return dataclasses.replace(found, upstream=dataclasses.replace(found.upstream, trust=changed))
+    new_trust = dataclasses.replace(found.upstream.trust, **trust)
+    return dataclasses.replace(found, upstream=dataclasses.replace(found.upstream, trust=new_trust))
 
 
-async def test_bootstrap_token_wakes_only_the_control_plane_that_knew_it(ask: Any, eventually: Any) -> None:
+async def test_bootstrap_token_wakes_only_control_plane_that_knows_it(ask: Any, eventually: Any) -> None:
     salt, token = b"salt", "abcdef.0123456789abcdef"
-    known = BootstrapTokens(salt=salt, expirations={hmac.digest(salt, token.encode(), "sha256"): None})
-    ask.serve(_with_trust(route("a", asleep=NOW), bootstrap_tokens=known), route("b", asleep=NOW))
-    for path, made_up in ((PATH, "abcdef.1123456789abcdef"), (PATH.replace("/a/", "/b/"), token)):
-        code, _, text = await ask(path, {"Authorization": f"Bearer {made_up}"})
+    bootstrap_tokens = BootstrapTokens(salt=salt, expirations={hmac.digest(salt, token.encode(), "sha256"): None})
+    ask.serve(_with_trust(route("a", asleep=NOW), bootstrap_tokens=bootstrap_tokens), route("b", asleep=NOW))
+    for path, wrong_token in ((PATH, "abcdef.1123456789abcdef"), (PATH.replace("/a/", "/b/"), token)):
+        code, _, text = await ask(path, {"Authorization": f"Bearer {wrong_token}"})
         assert (code, json.loads(text)["reason"]) == (401, "Unauthorized")
     assert ask.woken == []
-    waiting = asyncio.create_task(ask(PATH, {"Authorization": f"Bearer {token}"}))
+    request = asyncio.create_task(ask(PATH, {"Authorization": f"Bearer {token}"}))
     await eventually(lambda: ask.woken, lambda woken: woken == ["uid-a"])
     ask.serve(route("a"), route("b", asleep=NOW))
-    assert (await waiting)[0] == 200
+    assert (await request)[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -285,7 +283,7 @@ async def test_bootstrap_token_wakes_only_the_control_plane_that_knew_it(ask: An
         ({}, 401),
     ],
 )
-async def test_question_about_token_is_answered_without_wake(ask: Any, headers: dict[str, str], code: int) -> None:
+async def test_authorizer_verifies_token_without_wake(ask: Any, headers: dict[str, str], code: int) -> None:
     ask.serve(route("a", asleep=NOW), route("b"))
     for name, expected in (("a", code), ("b", code), ("c", 401)):
         answer = await ask(PATH.replace("/a/", f"/{name}/"), headers | {"X-Kplane-Verify": "token"})
@@ -293,9 +291,9 @@ async def test_question_about_token_is_answered_without_wake(ask: Any, headers: 
     assert ask.woken == []
 
 
-async def test_request_with_unknown_token_counts_for_client_address(ask: Any) -> None:
-    held = dataclasses.replace(route("b"), held=Hold(until=NOW, asked="then"))
-    ask.serve(route("a"), held)
+async def test_authorizer_sets_unknown_header_for_unverified_token(ask: Any) -> None:
+    held_route = dataclasses.replace(route("b"), held=Hold(until=NOW, asked="then"))
+    ask.serve(route("a"), held_route)
     for name, text, code in (("a", "x", 200), ("b", "x", 401), ("b", "abcdef.0123456789abcdef", 200)):
         answer = await ask(PATH.replace("/a/", f"/{name}/"), {"Authorization": f"Bearer {text}"})
         assert (answer[0], "x-kplane-tenant" in answer[1]) == (code, False)
@@ -304,14 +302,14 @@ async def test_request_with_unknown_token_counts_for_client_address(ask: Any) ->
     assert (headers["x-kplane-tenant"], "x-kplane-unknown" in headers) == ("uid-a", False)
 
 
-async def test_paths_that_nobody_has_wake_nothing(ask: Any) -> None:
+async def test_authorizer_returns_401_for_unknown_path_without_wake(ask: Any) -> None:
     ask.serve(route("a", asleep=NOW))
     for path in ("/clusters/b/control-plane/api", "/clusters/A/control-plane", "/api"):
         assert (await ask(path, _bearer()))[0] == 401
     assert ask.woken == []
 
 
-async def test_a_client_that_goes_waits_no_more(ask: Any, eventually: Any) -> None:
+async def test_authorizer_stops_waiting_when_client_disconnects(ask: Any, eventually: Any) -> None:
     ask.serve(route("a", asleep=NOW))
     request = asyncio.create_task(ask(PATH, _bearer()))
     await eventually(lambda: ask.waker.waiting, lambda waiting: waiting == 1)
@@ -319,5 +317,5 @@ async def test_a_client_that_goes_waits_no_more(ask: Any, eventually: Any) -> No
     await eventually(lambda: ask.waker.waiting, lambda waiting: waiting == 0)
 
 
-def test_envoy_waits_longer_than_the_authorizer() -> None:
+def test_authorizer_timeout_exceeds_waker_patience_by_10_seconds() -> None:
     assert AUTHORIZER_SECONDS > PATIENCE_SECONDS + 10

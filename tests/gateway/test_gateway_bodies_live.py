@@ -1,4 +1,4 @@
-"""How long a body may be counts for each request: whatever it says of its length, and whenever it comes."""
+"""The body limit applies to each request: with or without a Content-Length, and after a wake-up."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def _chunked(body: bytes) -> bytes:
 
 def _http2(method: str, query: str, *, body: bytes, length: int | None = None) -> bytes:
     pseudo = [(":method", method), (":path", f"{PATH}?{query}"), (":scheme", "https"), (":authority", "gateway")]
-    said = [("content-length", str(length))] if length is not None else []
-    return http2(pseudo, [("authorization", "Bearer t"), *said], body=body)
+    length_header = [("content-length", str(length))] if length is not None else []
+    return http2(pseudo, [("authorization", "Bearer t"), *length_header], body=body)
 
 
 @pytest.mark.parametrize("certificate", [False, True], ids=["token", "certificate"])
-async def test_a_deletion_that_says_no_length_has_the_limit_too(slow: SlowServer, *, certificate: bool) -> None:
+async def test_deletion_without_length_beyond_limit_gets_413(slow: SlowServer, *, certificate: bool) -> None:
     await slow.serve(_limited(slow))
     headers = () if certificate else (_TOKEN,)
 
@@ -56,7 +56,7 @@ async def test_a_deletion_that_says_no_length_has_the_limit_too(slow: SlowServer
     assert await code("long", _LONG) == 413
 
 
-async def test_deletion_beyond_the_buffer_names_the_buffer(slow: SlowServer) -> None:
+async def test_deletion_beyond_buffer_gets_413_with_buffer_size(slow: SlowServer) -> None:
     await slow.serve(replace(slow.route, limits=Limits(set_by="ControlPlaneClass large", request_bytes=1 << 20)))
     chunked = "Transfer-Encoding: chunked"
     sent = http1(f"{PATH}?buffer", _TOKEN, chunked, method="DELETE", body=_chunked(b"x" * 300_000))
@@ -66,14 +66,14 @@ async def test_deletion_beyond_the_buffer_names_the_buffer(slow: SlowServer) -> 
     assert b"or than the 262144 bytes that the gateway reads of a body without a Content-Length" in answer
 
 
-async def test_a_deletion_whose_body_never_comes_is_ended(slow: SlowServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deletion_with_incomplete_body_gets_408(slow: SlowServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "DELETION_SECONDS", 1)
     await slow.serve(_limited(slow))
-    begun = http1(f"{PATH}?never", _TOKEN, "Transfer-Encoding: chunked", method="DELETE", body=b"5\r\nab")
-    assert statuses(await slow.exchange(begun)) == [408]
+    request = http1(f"{PATH}?never", _TOKEN, "Transfer-Encoding: chunked", method="DELETE", body=b"5\r\nab")
+    assert statuses(await slow.exchange(request)) == [408]
 
 
-async def test_http2_has_the_limit_whatever_it_says_of_the_length(slow: SlowServer) -> None:
+async def test_http2_body_beyond_limit_is_refused(slow: SlowServer) -> None:
     await slow.serve(_limited(slow))
     for query in ("short", "long", "post", "lie"):
         slow.may_answer(query)
@@ -81,7 +81,7 @@ async def test_http2_has_the_limit_whatever_it_says_of_the_length(slow: SlowServ
     long = await slow.exchange(_http2("DELETE", "long", body=_LONG), protocol="h2")
     post = await slow.exchange(_http2("POST", "post", body=_LONG), protocol="h2")
     lie = await slow.exchange(_http2("POST", "lie", body=_LONG, length=10), protocol="h2")
-    # The server behind speaks HTTP/1.1 alone.
+    # The server behind Envoy speaks only HTTP/1.1.
     assert b"it may have made the change" in short
     assert b"the body of this deletion is longer than the" in long
     assert b"requestBytes" in long
@@ -91,7 +91,7 @@ async def test_http2_has_the_limit_whatever_it_says_of_the_length(slow: SlowServ
 
 
 @pytest.mark.parametrize("certificate", [False, True], ids=["token", "certificate"])
-async def test_requests_that_wait_for_a_wake_have_the_limit(
+async def test_requests_waiting_for_wake_have_body_limit(
     slow: SlowServer, eventually: Callable[..., Any], *, certificate: bool
 ) -> None:
     limited = with_bootstrap_token(_limited(slow), _BOOTSTRAP_TOKEN)
@@ -100,8 +100,8 @@ async def test_requests_that_wait_for_a_wake_have_the_limit(
     sent = {}
     for query, body in (("short", b"{}"), ("long", _LONG)):
         slow.may_answer(query)
-        said = (*headers, f"Content-Length: {len(body)}")
-        sent[query] = asyncio.create_task(slow.send(query, *said, body=body, certificate=certificate))
+        request_headers = (*headers, f"Content-Length: {len(body)}")
+        sent[query] = asyncio.create_task(slow.send(query, *request_headers, body=body, certificate=certificate))
     await eventually(lambda: slow.waker.waiting, lambda waiting: waiting == 2)
     await slow.serve(limited)
     assert statuses(await sent["short"]) == [201]

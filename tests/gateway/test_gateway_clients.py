@@ -1,4 +1,4 @@
-"""How much of the gateway one client address may have while its requests wait."""
+"""Limits of a client address: waiting requests and unverified wake-ups."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ class Clock:
         ("unix", ""),
     ],
 )
-def test_client_of_ipv6_counts_by_its_network(address: str, counts_as: str) -> None:
+def test_client_at_counts_ipv6_address_by_64_network(address: str, counts_as: str) -> None:
     assert Client.at(address, wakes=None).address == counts_as
 
 
-def test_waiting_requests_of_one_address_are_bounded() -> None:
-    limits, client, other = ClientLimits(waiting=2), Client("192.0.2.7"), Client("192.0.2.8")
-    with contextlib.ExitStack() as waiting:
+def test_client_limits_return_429_beyond_waiters_per_address() -> None:
+    limits, client, other_client = ClientLimits(waiting=2), Client("192.0.2.7"), Client("192.0.2.8")
+    with contextlib.ExitStack() as stack:
         for _ in range(2):
-            waiting.enter_context(limits.place(client))
-            waiting.enter_context(limits.place(other))
+            stack.enter_context(limits.place(client))
+            stack.enter_context(limits.place(other_client))
             for _ in range(2):
-                waiting.enter_context(limits.place(NOBODY))
+                stack.enter_context(limits.place(NOBODY))
         with pytest.raises(Declined) as caught:
-            waiting.enter_context(limits.place(client))
+            stack.enter_context(limits.place(client))
         assert caught.value.code == 429
     with limits.place(client):
         pass
 
 
-def test_unverified_wakes_of_one_address_are_bounded_for_a_minute() -> None:
+def test_client_limits_refuse_wakes_beyond_limit_for_a_minute() -> None:
     clock = Clock()
     limits, client = ClientLimits(waiting=1, clock=clock), Client("192.0.2.7", wakes=2)
     limits.wake(client)

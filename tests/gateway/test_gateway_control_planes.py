@@ -1,4 +1,4 @@
-"""Which control planes the gateway serves, and what it needs of each."""
+"""Routes of control planes: the status and Secret that the gateway needs to serve a control plane."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def control_plane(**changes: Any) -> dict[str, Any]:
 
 
 def secret(*, uid: str = UID, **changes: bytes | None) -> dict[str, Any]:
-    good = route("acme").upstream
-    assert good is not None
-    assert good.front_proxy is not None
+    upstream = route("acme").upstream
+    assert upstream is not None
+    assert upstream.front_proxy is not None
     values = {
         "server": b"https://127.0.0.1:6443",
-        "ca.crt": good.ca,
-        "client-ca.crt": good.front_proxy.client_ca,
-        "sa.pub": b"".join(good.trust.keys),
-        "tls.crt": good.front_proxy.certificate.certificate,
-        "tls.key": good.front_proxy.certificate.key,
+        "ca.crt": upstream.ca,
+        "client-ca.crt": upstream.front_proxy.client_ca,
+        "sa.pub": b"".join(upstream.trust.keys),
+        "tls.crt": upstream.front_proxy.certificate.certificate,
+        "tls.key": upstream.front_proxy.certificate.key,
     } | {name.replace("_", "."): value for name, value in changes.items()}
     data = {name: base64.b64encode(value).decode() for name, value in values.items() if value is not None}
     return {"metadata": {"name": "controlplane-acme", "annotations": {UID_ANNOTATION: uid}}, "data": data}
@@ -51,48 +51,53 @@ def by_host(host: bytes = b"acme.example.org", server: bytes | None = b"https://
     return secret(host=host, server=server, **others)
 
 
-def test_one_with_a_secret_is_served_by_its_uid() -> None:
-    found = route_of(control_plane(), secret())
-    assert found is not None
-    assert (found.key, found.cluster_path) == (UID, "acme")
-    assert found.upstream is not None
-    assert (found.upstream.host, found.upstream.port) == ("127.0.0.1", 6443)
+def test_route_of_control_plane_with_secret_has_uid_as_key() -> None:
+    acme_route = route_of(control_plane(), secret())
+    assert acme_route is not None
+    assert (acme_route.key, acme_route.cluster_path) == (UID, "acme")
+    assert acme_route.upstream is not None
+    assert (acme_route.upstream.host, acme_route.upstream.port) == ("127.0.0.1", 6443)
 
 
 @pytest.mark.parametrize("given", [secret(), by_host()])
 @pytest.mark.parametrize("path", ["acme", None])
-def test_route_of_unpublished_control_plane_has_requests_wait(given: dict[str, Any], path: str | None) -> None:
-    """Its Secret is there before its status, which may say then that it sleeps. Nobody asks it to wake."""
-    found = route_of(control_plane(status={"phase": "Provisioning", "endpoint": None, "clusterPath": path}), given)
-    assert found is not None
-    assert (found.cluster_path, found.upstream is not None) == ("acme", True)
-    assert found.asleep is not None
-    assert found.asleep.is_asked(datetime.now(UTC))
+def test_route_of_unpublished_control_plane_is_asleep(given: dict[str, Any], path: str | None) -> None:
+    """The Secret exists before the status, which may report a sleeping control plane. No wake-up is requested."""
+    acme_route = route_of(control_plane(status={"phase": "Provisioning", "endpoint": None, "clusterPath": path}), given)
+    assert acme_route is not None
+    assert (acme_route.cluster_path, acme_route.upstream is not None) == ("acme", True)
+    assert acme_route.asleep is not None
+    assert acme_route.asleep.is_asked(datetime.now(UTC))
 
 
-def test_route_of_unpublished_control_plane_has_the_path_of_its_spec() -> None:
-    given = control_plane(virtual={"clusterPath": "team"}, status={"endpoint": None, "clusterPath": None})
-    found = route_of(given, secret())
-    assert found is not None
-    assert found.cluster_path == "team"
-    assert route_of(given, None) is None
+def test_route_of_unpublished_control_plane_has_path_of_spec() -> None:
+    manifest = control_plane(virtual={"clusterPath": "team"}, status={"endpoint": None, "clusterPath": None})
+    acme_route = route_of(manifest, secret())
+    assert acme_route is not None
+    assert acme_route.cluster_path == "team"
+    assert route_of(manifest, None) is None
 
 
-def test_one_that_is_published_under_the_gateway_is_served_without_a_secret_too() -> None:
-    own = {"type": "Internal", "url": "https://10.0.0.1:6443"}
-    ours = {"type": "External", "url": "https://api.example.org/clusters/acme/control-plane"}
-    found = route_of(control_plane(status={"endpoints": [own, ours]}), None)
-    assert found is not None
-    assert found.upstream is None
+def test_route_of_control_plane_without_secret_has_no_upstream() -> None:
+    internal_endpoint = {"type": "Internal", "url": "https://10.0.0.1:6443"}
+    gateway_endpoint = {"type": "External", "url": "https://api.example.org/clusters/acme/control-plane"}
+    acme_route = route_of(control_plane(status={"endpoints": [internal_endpoint, gateway_endpoint]}), None)
+    assert acme_route is not None
+    assert acme_route.upstream is None
 
 
-def test_one_of_mode_dedicated_is_served_where_it_is_published() -> None:
-    ours = {"type": "External", "url": "https://api.example.org/clusters/acme/control-plane"}
-    found = route_of(control_plane(mode="Dedicated", status={"clusterPath": None, "endpoints": [ours]}), secret())
-    assert found is not None
-    assert (found.cluster_path, found.upstream is not None) == ("acme", True)
-    own = {"type": "External", "url": "https://acme.example.org:6443"}
-    assert route_of(control_plane(mode="Dedicated", status={"clusterPath": None, "endpoints": [own]}), secret()) is None
+def test_route_of_dedicated_control_plane_needs_gateway_endpoint() -> None:
+    gateway_endpoint = {"type": "External", "url": "https://api.example.org/clusters/acme/control-plane"}
+    acme_route = route_of(
+        control_plane(mode="Dedicated", status={"clusterPath": None, "endpoints": [gateway_endpoint]}), secret()
+    )
+    assert acme_route is not None
+    assert (acme_route.cluster_path, acme_route.upstream is not None) == ("acme", True)
+    other_endpoint = {"type": "External", "url": "https://acme.example.org:6443"}
+    assert (
+        route_of(control_plane(mode="Dedicated", status={"clusterPath": None, "endpoints": [other_endpoint]}), secret())
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,11 +116,11 @@ def test_one_of_mode_dedicated_is_served_where_it_is_published() -> None:
         {"metadata": {"name": "x"}},
     ],
 )
-def test_one_without_a_usable_secret_answers_that_it_is_absent(given: Any) -> None:
-    found = route_of(control_plane(), given)
-    assert found is not None
-    assert found.upstream is None
-    assert found.why_absent
+def test_route_with_unusable_secret_has_no_upstream(given: Any) -> None:
+    acme_route = route_of(control_plane(), given)
+    assert acme_route is not None
+    assert acme_route.upstream is None
+    assert acme_route.why_absent
 
 
 @pytest.mark.parametrize(
@@ -129,18 +134,18 @@ def test_one_without_a_usable_secret_answers_that_it_is_absent(given: Any) -> No
         control_plane(status={"endpoints": [{"type": "External", "url": "https://acme.example.org:6443"}]}),
     ],
 )
-def test_one_without_a_path_and_one_that_others_serve_are_not_served(given: Any) -> None:
+def test_route_of_returns_none_for_invalid_path_or_other_server(given: Any) -> None:
     assert route_of(given, secret()) is None
 
 
-def test_the_limits_of_its_class_are_those_of_its_route() -> None:
-    found = route_of(control_plane(), secret(limits_json=b'{"class": "small", "requestsPerSecond": 50}'))
-    assert found is not None
-    assert found.limits == Limits(set_by="ControlPlaneClass small", requests_per_second=50)
-    assert not found.full
-    without = route_of(control_plane(), secret())
-    assert without is not None
-    assert without.limits == Limits()
+def test_route_has_limits_of_control_plane_class() -> None:
+    acme_route = route_of(control_plane(), secret(limits_json=b'{"class": "small", "requestsPerSecond": 50}'))
+    assert acme_route is not None
+    assert acme_route.limits == Limits(set_by="ControlPlaneClass small", requests_per_second=50)
+    assert not acme_route.full
+    unlimited_route = route_of(control_plane(), secret())
+    assert unlimited_route is not None
+    assert unlimited_route.limits == Limits()
 
 
 @pytest.mark.parametrize(
@@ -156,10 +161,10 @@ def test_the_limits_of_its_class_are_those_of_its_route() -> None:
         b'{"class": "a", "requestsInFlight": true}',
     ],
 )
-def test_limits_that_cannot_be_read_keep_the_route_back(damaged: bytes) -> None:
-    found = route_of(control_plane(), secret(limits_json=damaged))
-    assert found is not None
-    assert found.upstream is None
+def test_route_with_unreadable_limits_has_no_upstream(damaged: bytes) -> None:
+    acme_route = route_of(control_plane(), secret(limits_json=damaged))
+    assert acme_route is not None
+    assert acme_route.upstream is None
 
 
 @pytest.mark.parametrize(
@@ -171,45 +176,50 @@ def test_limits_that_cannot_be_read_keep_the_route_back(damaged: bytes) -> None:
         ({"bytes": 6, "quotaBytes": 6}, True),
     ],
 )
-def test_one_is_full_if_it_has_reached_its_quota(storage: Any, full: bool) -> None:
-    found = route_of(control_plane(status={"storage": storage}), secret())
-    assert found is not None
-    assert found.full is full
+def test_route_is_full_when_storage_reaches_quota(storage: Any, full: bool) -> None:
+    acme_route = route_of(control_plane(status={"storage": storage}), secret())
+    assert acme_route is not None
+    assert acme_route.full is full
 
 
 ELSEWHERE = {"endpoints": [{"type": "External", "url": "https://acme.example.org"}]}
 
 
 @pytest.mark.parametrize("status", [{}, ELSEWHERE])
-def test_one_with_a_host_name_in_its_secret_is_served_by_that_name(status: dict[str, Any]) -> None:
-    found = route_of(control_plane(status=status), by_host())
-    assert found is not None
-    assert (found.key, found.cluster_path, found.host, found.domain) == (UID, "acme", "acme.example.org", "example.org")
-    assert found.upstream is not None
-    assert (found.upstream.host, found.upstream.port, found.upstream.ca) == ("127.0.0.1", 6443, b"")
-    assert found.upstream.front_proxy is None
+def test_route_has_host_name_of_secret(status: dict[str, Any]) -> None:
+    acme_route = route_of(control_plane(status=status), by_host())
+    assert acme_route is not None
+    assert (acme_route.key, acme_route.cluster_path, acme_route.host, acme_route.domain) == (
+        UID,
+        "acme",
+        "acme.example.org",
+        "example.org",
+    )
+    assert acme_route.upstream is not None
+    assert (acme_route.upstream.host, acme_route.upstream.port, acme_route.upstream.ca) == ("127.0.0.1", 6443, b"")
+    assert acme_route.upstream.front_proxy is None
 
 
-def test_a_dedicated_one_is_served_by_the_host_name_that_begins_with_its_name() -> None:
-    dedicated = control_plane(mode="Dedicated", status={**ELSEWHERE, "clusterPath": None})
-    found = route_of(dedicated, by_host())
-    assert found is not None
-    assert (found.cluster_path, found.host) == ("acme", "acme.example.org")
+def test_route_of_dedicated_control_plane_has_host_name_of_secret() -> None:
+    manifest = control_plane(mode="Dedicated", status={**ELSEWHERE, "clusterPath": None})
+    acme_route = route_of(manifest, by_host())
+    assert acme_route is not None
+    assert (acme_route.cluster_path, acme_route.host) == ("acme", "acme.example.org")
 
 
-def test_no_hold_of_one_by_host_name_is_confirmed() -> None:
-    """The gateway does not see its requests, so that it cannot tell when no change is in flight."""
-    given = by_host()
-    given["metadata"]["annotations"][WRITES_HELD_UNTIL_ANNOTATION] = "2026-11-23T12:00:00Z"
-    found = route_of(control_plane(), given)
-    assert found is not None
-    assert found.held is None
+def test_route_by_host_name_ignores_hold() -> None:
+    """The gateway cannot read requests inside TLS, and so cannot detect changes in flight."""
+    manifest = by_host()
+    manifest["metadata"]["annotations"][WRITES_HELD_UNTIL_ANNOTATION] = "2026-11-23T12:00:00Z"
+    acme_route = route_of(control_plane(), manifest)
+    assert acme_route is not None
+    assert acme_route.held is None
 
 
 @pytest.mark.parametrize(
     "given",
     [
-        # The name of another control plane, and names that nothing leads to.
+        # The name of another control plane, and invalid names.
         by_host(b"globex.example.org"),
         by_host(b"example.org"),
         by_host(b"acme"),
@@ -223,11 +233,11 @@ def test_no_hold_of_one_by_host_name_is_confirmed() -> None:
         by_host(server=b"https://127.0.0.1:6443/path"),
     ],
 )
-def test_a_damaged_secret_with_a_host_name_is_not_served(given: dict[str, Any]) -> None:
+def test_route_of_returns_none_for_damaged_host_name_secret(given: dict[str, Any]) -> None:
     assert route_of(control_plane(status=ELSEWHERE), given) is None
 
 
-def test_one_by_path_needs_the_ca_of_its_api_server() -> None:
+def test_route_by_path_requires_ca_of_api_server() -> None:
     with pytest.raises(RouteInvalid, match="not served by path"):
         Route(key=UID, cluster_path="acme", upstream=Upstream.behind("https://127.0.0.1:6443"))
 
@@ -236,33 +246,33 @@ SINCE = datetime(2026, 11, 23, 12, 0, 0, 250_000, tzinfo=UTC)
 
 
 def sleeper(requested: str | None = None, **hibernation: Any) -> dict[str, Any]:
-    found = control_plane(status={"hibernation": {"since": "2026-11-23T12:00:00.250000Z"} | hibernation})
+    manifest = control_plane(status={"hibernation": {"since": "2026-11-23T12:00:00.250000Z"} | hibernation})
     if requested is not None:
-        found["metadata"]["annotations"] = {WAKE_REQUESTED_ANNOTATION: requested}
-    return found
+        manifest["metadata"]["annotations"] = {WAKE_REQUESTED_ANNOTATION: requested}
+    return manifest
 
 
-def test_one_that_sleeps_has_an_upstream_and_says_so() -> None:
-    found = route_of(sleeper("2026-11-23T13:00:00+01:00"), secret())
-    assert found is not None
-    assert found.upstream is not None
-    assert found.upstream.trust.keys
-    assert found.asleep is not None
-    assert (found.asleep.name, found.asleep.since) == ("acme", SINCE)
-    assert found.asleep.requested == datetime(2026, 11, 23, 12, tzinfo=UTC)
-    awake = route_of(control_plane(), secret())
-    assert awake is not None
-    assert awake.asleep is None
+def test_route_of_sleeping_control_plane_has_upstream_and_sleep() -> None:
+    acme_route = route_of(sleeper("2026-11-23T13:00:00+01:00"), secret())
+    assert acme_route is not None
+    assert acme_route.upstream is not None
+    assert acme_route.upstream.trust.keys
+    assert acme_route.asleep is not None
+    assert (acme_route.asleep.name, acme_route.asleep.since) == ("acme", SINCE)
+    assert acme_route.asleep.requested == datetime(2026, 11, 23, 12, tzinfo=UTC)
+    awake_route = route_of(control_plane(), secret())
+    assert awake_route is not None
+    assert awake_route.asleep is None
 
 
-def test_one_that_waits_for_room_is_known_as_such() -> None:
+def test_route_is_crowded_when_control_plane_waits_for_room() -> None:
     for reason, crowded in (("WaitsForRoom", True), ("Hibernated", False)):
-        given = sleeper()
-        given["status"]["conditions"] = [{"type": "Hibernated", "status": "True", "reason": reason}]
-        found = route_of(given, secret())
-        assert found is not None
-        assert found.asleep is not None
-        assert found.asleep.crowded is crowded
+        manifest = sleeper()
+        manifest["status"]["conditions"] = [{"type": "Hibernated", "status": "True", "reason": reason}]
+        acme_route = route_of(manifest, secret())
+        assert acme_route is not None
+        assert acme_route.asleep is not None
+        assert acme_route.asleep.crowded is crowded
 
 
 @pytest.mark.parametrize(
@@ -281,34 +291,34 @@ def test_one_that_waits_for_room_is_known_as_such() -> None:
         ("Hibernated", None, False, ""),
     ],
 )
-def test_route_has_the_cause_when_a_sleeper_is_not_ready(
+def test_route_has_cause_when_sleeping_control_plane_is_not_ready(
     phase: str, ready: dict[str, str] | None, failed: bool, problem: str
 ) -> None:
-    given = sleeper()
-    given["status"]["phase"] = phase
-    given["status"]["conditions"] = [{"type": "Ready", "reason": "x"} | ready] if ready is not None else []
-    found = route_of(given, secret())
-    assert found is not None
-    assert found.asleep is not None
-    assert (found.asleep.failed, found.asleep.problem) == (failed, problem)
+    manifest = sleeper()
+    manifest["status"]["phase"] = phase
+    manifest["status"]["conditions"] = [{"type": "Ready", "reason": "x"} | ready] if ready is not None else []
+    acme_route = route_of(manifest, secret())
+    assert acme_route is not None
+    assert acme_route.asleep is not None
+    assert (acme_route.asleep.failed, acme_route.asleep.problem) == (failed, problem)
 
 
 @pytest.mark.parametrize("requested", [None, "", "soon", "2026-11-23T13:00:00", "2026-11-23"])
-def test_what_is_no_time_with_a_zone_is_no_request(requested: str | None) -> None:
-    found = route_of(sleeper(requested), secret())
-    assert found is not None
-    assert found.asleep is not None
-    assert found.asleep.requested is None
+def test_route_ignores_invalid_time_of_wake_request(requested: str | None) -> None:
+    acme_route = route_of(sleeper(requested), secret())
+    assert acme_route is not None
+    assert acme_route.asleep is not None
+    assert acme_route.asleep.requested is None
 
 
-def test_one_that_sleeps_without_a_secret_is_absent() -> None:
-    found = route_of(sleeper(), None)
-    assert found is not None
-    assert (found.upstream, found.asleep) == (None, None)
+def test_route_of_sleeping_control_plane_needs_secret() -> None:
+    acme_route = route_of(sleeper(), None)
+    assert acme_route is not None
+    assert (acme_route.upstream, acme_route.asleep) == (None, None)
 
 
 class Known:
-    """Stands for an informer: what is known, and how often it was decoded."""
+    """Fake informer with its objects, and the names that were decoded."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Any]] = {}
@@ -320,7 +330,7 @@ class Known:
 
 
 class Cluster:
-    """Control planes and their Secrets, and a table that follows them."""
+    """Control planes, their Secrets, and a route table that follows both."""
 
     def __init__(self) -> None:
         self.control_planes, self.secrets = Known(), Known()
@@ -329,15 +339,15 @@ class Cluster:
         self.version = 1
 
     def put(self, name: str, *, path: str | None = None, uid: str | None = None, **status: Any) -> None:
-        made = control_plane(status={"clusterPath": path or name} | status)
-        made["metadata"] = {"name": name, "uid": uid or f"uid-{name}"}
-        self.control_planes.objects[name] = made
+        manifest = control_plane(status={"clusterPath": path or name} | status)
+        manifest["metadata"] = {"name": name, "uid": uid or f"uid-{name}"}
+        self.control_planes.objects[name] = manifest
         self.table.control_plane(name, self.version)
 
     def publish(self, name: str, *, host: bytes | None = None) -> None:
-        made = by_host(host) if host is not None else secret()
-        made["metadata"]["annotations"][UID_ANNOTATION] = f"uid-{name}"
-        self.secrets.objects[gateway_secret_name(name)] = made
+        manifest = by_host(host) if host is not None else secret()
+        manifest["metadata"]["annotations"][UID_ANNOTATION] = f"uid-{name}"
+        self.secrets.objects[gateway_secret_name(name)] = manifest
         self.table.secret(gateway_secret_name(name), self.version)
 
     def delete(self, name: str) -> None:
@@ -349,19 +359,19 @@ class Cluster:
         return [(route.cluster_path, route.key) for route in self.table.routes]
 
 
-def test_a_change_of_one_makes_one_route_anew() -> None:
+def test_table_renews_only_route_of_changed_control_plane() -> None:
     cluster = Cluster()
     for name in ("acme", "globex", "initech"):
         cluster.put(name)
     assert cluster.table.renew().keys() == {"acme", "globex", "initech"}
     cluster.control_planes.decoded.clear()
     cluster.publish("globex")
-    (changed,) = cluster.table.renew().items()
-    assert changed[0] == "globex"
-    assert changed[1] is not None
-    assert changed[1].upstream is not None
+    (change,) = cluster.table.renew().items()
+    assert change[0] == "globex"
+    assert change[1] is not None
+    assert change[1].upstream is not None
     assert cluster.control_planes.decoded == ["globex"]
-    # What says the same is no change, and Secrets of others are none of its business.
+    # An equal route is no change, and the table ignores Secrets of unknown control planes.
     cluster.put("globex", phase="Ready")
     cluster.table.secret("another", 7)
     assert cluster.table.renew() == {}
@@ -370,51 +380,51 @@ def test_a_change_of_one_makes_one_route_anew() -> None:
     assert cluster.paths == [("acme", "uid-acme"), ("initech", "uid-initech")]
 
 
-def test_a_path_is_of_the_first_and_then_of_the_next() -> None:
+def test_table_gives_shared_path_to_first_control_plane_by_name() -> None:
     cluster = Cluster()
     cluster.put("globex", path="shared")
     cluster.table.renew()
     cluster.put("acme", path="shared")
-    (first,) = cluster.table.renew().values()
-    assert first is not None
-    assert first.key == "uid-acme"
+    (shared_route,) = cluster.table.renew().values()
+    assert shared_route is not None
+    assert shared_route.key == "uid-acme"
     cluster.put("acme", path="own")
     assert {path: route and route.key for path, route in cluster.table.renew().items()} == {
         "shared": "uid-globex",
         "own": "uid-acme",
     }
     assert cluster.paths == [("own", "uid-acme"), ("shared", "uid-globex")]
-    # A successor of the same name is another one.
+    # A successor of the same name has a new uid, and so a new route.
     cluster.put("acme", path="own", uid="uid-2")
-    (second,) = cluster.table.renew().values()
-    assert second is not None
-    assert second.key == "uid-2"
+    (successor,) = cluster.table.renew().values()
+    assert successor is not None
+    assert successor.key == "uid-2"
 
 
-def test_a_host_name_is_of_the_first_and_then_of_the_next() -> None:
-    """A host name begins with the clusterPath. So who has the path has the host name too."""
+def test_table_gives_host_name_to_control_plane_with_path() -> None:
+    """A host name begins with the clusterPath, so the control plane with the path has the host name too."""
     cluster = Cluster()
     for name, host in (("acme", None), ("globex", b"shared.example.org"), ("initech", b"shared.example.com")):
         cluster.put(name, path="shared")
         cluster.publish(name, host=host)
     cluster.table.renew()
     assert cluster.paths == [("shared", "uid-acme")]
-    for gone, expected in (("acme", "shared.example.org"), ("globex", "shared.example.com")):
-        cluster.delete(gone)
-        (served,) = cluster.table.renew().values()
-        assert served is not None
-        assert served.host == expected
-    # The Secret alone decides whether it is served by its path.
+    for former_holder, expected in (("acme", "shared.example.org"), ("globex", "shared.example.com")):
+        cluster.delete(former_holder)
+        (shared_route,) = cluster.table.renew().values()
+        assert shared_route is not None
+        assert shared_route.host == expected
+    # Only the Secret decides between a route by path and a route by host name.
     cluster.publish("initech")
-    (served,) = cluster.table.renew().values()
-    assert served is not None
-    assert (served.key, served.host) == ("uid-initech", "")
+    (shared_route,) = cluster.table.renew().values()
+    assert shared_route is not None
+    assert (shared_route.key, shared_route.host) == ("uid-initech", "")
     cluster.publish("initech", host=b"another.example.org")
     assert cluster.table.renew() == {"shared": None}
     assert cluster.paths == []
 
 
-def test_table_progress_is_what_the_routes_were_made_of() -> None:
+def test_table_progress_is_version_of_renewed_routes() -> None:
     cluster = Cluster()
     cluster.version = 11
     cluster.put("acme")

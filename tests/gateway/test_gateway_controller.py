@@ -1,4 +1,4 @@
-"""What the gateway's controller has Envoy do when control planes come, wake and go."""
+"""Controller of the gateway: the routes that Envoy gets when control planes are added, woken and put to sleep."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .fleet import route
 
 
 class Plane:
-    """Takes what Envoy would serve; those that sleep are not wanted."""
+    """Records the routes that Envoy would serve. Routes of sleeping control planes are left out."""
 
     def __init__(self) -> None:
         self.known: list[str] = []
@@ -31,21 +31,21 @@ class Plane:
         self.serves = True
 
     def know(self, routes: Iterable[Route]) -> None:
-        self.known = [each.cluster_path for each in routes]
+        self.known = [route.cluster_path for route in routes]
 
     def wanted(self, routes: Iterable[Route]) -> list[Route]:
-        return [each for each in routes if each.asleep is None]
+        return [route for route in routes if route.asleep is None]
 
     async def apply(self, routes: Sequence[Route], *, serving: Any) -> Mapping[str, str]:
         self.know(routes)
-        self.applied.append([each.cluster_path for each in self.wanted(routes)])
+        self.applied.append([route.cluster_path for route in self.wanted(routes)])
         return {}
 
     def update(self, changed: Mapping[str, Route | None]) -> None:
         pass
 
     def concerns_envoy(self, changed: Mapping[str, Route | None]) -> bool:
-        return any(each is not None and each.asleep is None for each in changed.values())
+        return any(route is not None and route.asleep is None for route in changed.values())
 
     async def ready(self) -> bool:
         self.asked += 1
@@ -99,37 +99,43 @@ def passes(monkeypatch: pytest.MonkeyPatch, controller: Controller) -> Any:
     return run
 
 
-async def test_envoy_hears_nothing_of_those_that_sleep(plane: Plane, passes: Any, clock: list[float]) -> None:
-    awake = route("awake")
-    await passes(awake)
-    asked = plane.asked
-    controller = await passes(awake, asleep("one"), asleep("two"))
-    assert (plane.applied, plane.asked) == ([["awake"]], asked)
-    assert plane.known == [each.cluster_path for each in controller.routes] == ["awake", "one", "two"]
+async def test_controller_does_not_apply_when_sleeping_route_is_added(
+    plane: Plane, passes: Any, clock: list[float]
+) -> None:
+    awake_route = route("awake")
+    await passes(awake_route)
+    ready_calls = plane.asked
+    controller = await passes(awake_route, asleep("one"), asleep("two"))
+    assert (plane.applied, plane.asked) == ([["awake"]], ready_calls)
+    assert plane.known == [known_route.cluster_path for known_route in controller.routes] == ["awake", "one", "two"]
 
 
-async def test_envoy_hears_of_each_that_wakes_or_sleeps(plane: Plane, passes: Any, clock: list[float]) -> None:
+async def test_controller_applies_routes_when_control_plane_wakes_or_sleeps(
+    plane: Plane, passes: Any, clock: list[float]
+) -> None:
     await passes(asleep("one"))
     await passes(route("one"))
     await passes(asleep("one"))
     assert plane.applied == [[], ["one"], []]
 
 
-async def test_envoy_is_told_again_what_it_lost(plane: Plane, passes: Any, clock: list[float]) -> None:
-    awake = route("awake")
-    await passes(awake)
+async def test_controller_applies_routes_again_when_envoy_lost_them(
+    plane: Plane, passes: Any, clock: list[float]
+) -> None:
+    awake_route = route("awake")
+    await passes(awake_route)
     plane.serves = False
     clock[0] += 5.0
-    await passes(awake)
+    await passes(awake_route)
     assert len(plane.applied) == 1, "its answer counts for a while"
     clock[0] += 5.0
     with pytest.raises(AssertionError):
-        await passes(awake)
+        await passes(awake_route)
     assert len(plane.applied) == 2
 
 
 class Table:
-    """Has what a test says that has changed."""
+    """Route table whose changes a test sets."""
 
     def __init__(self) -> None:
         self.routes: list[Route] = []
@@ -137,7 +143,7 @@ class Table:
 
     def change(self, version: int, *routes: Route) -> None:
         self._next, self.routes = Progress(version, version), [*self.routes, *routes]
-        self._changed: dict[str, Route | None] = {each.cluster_path: each for each in routes}
+        self._changed: dict[str, Route | None] = {route.cluster_path: route for route in routes}
 
     def renew(self) -> Mapping[str, Route | None]:
         changed, self._changed, self.progress = self._changed, {}, self._next
@@ -146,13 +152,13 @@ class Table:
 
 @pytest.fixture
 def table(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> Table:
-    made = Table()
-    monkeypatch.setattr(controller, "_table", made)
-    made.change(1, route("old"))
-    return made
+    table = Table()
+    monkeypatch.setattr(controller, "_table", table)
+    table.change(1, route("old"))
+    return table
 
 
-async def test_controller_serves_nothing_before_envoy_confirms_the_first_routes(
+async def test_controller_served_is_none_until_envoy_confirms_routes(
     controller: Controller, table: Table, plane: Plane
 ) -> None:
     plane.serves = False
@@ -163,14 +169,14 @@ async def test_controller_serves_nothing_before_envoy_confirms_the_first_routes(
     assert controller.served == (1, 1)
 
 
-async def test_controller_serves_new_path_as_soon_as_requests_wait_for_it(controller: Controller, table: Table) -> None:
+async def test_controller_counts_new_sleeping_route_as_served_at_once(controller: Controller, table: Table) -> None:
     assert await controller._pass()
     table.change(2, asleep("new"))
     controller._renew()
     assert controller.served == (2, 2)
 
 
-async def test_controller_serves_changed_address_when_envoy_confirms_it(
+async def test_controller_counts_changed_address_after_envoy_confirms(
     controller: Controller, table: Table, plane: Plane
 ) -> None:
     assert await controller._pass()

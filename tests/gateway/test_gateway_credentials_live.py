@@ -1,4 +1,4 @@
-"""What one tenant's tokens take of the memory and the questions of Envoy's script: nothing that other tenants need."""
+"""Tokens of a tenant use no memory and no questions that the Lua script of Envoy reserves for other tenants."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _token(number: int) -> str:
 
 @dataclass
 class _Script:
-    """Envoy with the script alone. The authorizer says of each token that it is good."""
+    """Envoy with only the script. The authorizer accepts each token."""
 
     url: str
     session: aiohttp.ClientSession
@@ -41,7 +41,7 @@ class _Script:
         return web.Response(status=204)
 
     async def send(self, tenant: str, numbers: Iterable[int], *, client: str | None = None) -> list[int]:
-        """Send a request with each token; returns those about which the authorizer was asked."""
+        """Send a request with each token. Returns the tokens that the script sent to the authorizer."""
         before = len(self.asked)
         for number in numbers:
             address = client if client is not None else f"10.0.0.{number % 256}"
@@ -92,7 +92,7 @@ async def script(
     monkeypatch: pytest.MonkeyPatch,
     eventually: Callable[..., Any],
 ) -> AsyncIterator[_Script]:
-    """The script with limits that the test names."""
+    """Run the script with the limits of the parameter."""
     monkeypatch.setattr(credentials, "_LIMITS", {**credentials._LIMITS, **request.param})
     credentials._script.cache_clear()
     port, authorizer = hold_port(), hold_port()
@@ -101,19 +101,19 @@ async def script(
     credentials._script.cache_clear()
     args = ("--config-path", str(configuration), "--disable-hot-restart", "--concurrency", "1", "--log-level", "error")
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
-        made = _Script(f"http://127.0.0.1:{port}", session)
-        runner = web.ServerRunner(web.Server(made.answer))
+        script = _Script(f"http://127.0.0.1:{port}", session)
+        runner = web.ServerRunner(web.Server(script.answer))
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", authorizer, reuse_address=True).start()
         process = await asyncio.create_subprocess_exec(str(envoy), *args)
         try:
 
             async def status() -> int:
-                async with session.get(made.url) as answer:
+                async with session.get(script.url) as answer:
                     return answer.status
 
             await eventually(status, lambda code: code == 404)
-            yield made
+            yield script
         finally:
             process.kill()
             await process.wait()
@@ -135,7 +135,7 @@ async def test_flood_from_one_ipv6_network_leaves_questions_to_others(script: _S
 
 
 @pytest.mark.parametrize("script", [{"questions": 4000, "tenant_bytes": 1000, "all_bytes": 8000}], indirect=True)
-async def test_many_tokens_of_one_tenant_have_no_token_of_others_forgotten(script: _Script) -> None:
+async def test_many_tokens_of_one_tenant_evict_no_token_of_others(script: _Script) -> None:
     assert await script.send("two", [1]) == [1]
     assert await script.send("one", range(300)) == list(range(300))
     assert await script.send("two", [1]) == []

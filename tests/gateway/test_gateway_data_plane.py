@@ -1,4 +1,4 @@
-"""Which requests wait while Envoy learns what has changed."""
+"""Data plane: requests that wait for new routes in Envoy, holds, and causes of a failing Envoy."""
 
 from __future__ import annotations
 
@@ -24,36 +24,34 @@ from kplane.workloads import ComponentState, Phase, ProcessRuntime
 from .fleet import no_waker, route, serving
 
 
-async def test_requests_wait_for_those_that_move_and_for_no_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_wait_only_for_control_planes_that_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waker = no_waker()
     plane = DataPlane(tmp_path / "g", validate=AsyncMock(), program=Path("envoy"), runtime=None, waker=waker)
     monkeypatch.setattr(plane, "ready", AsyncMock(return_value=True))
     async with plane.running():
         assert await plane.apply([route(name) for name in "abc"], serving=serving()) == {}
         moved = {name: route(name, port=7443) for name in "ab"}
-        for name, there in moved.items():
-            plane.update({name: there})
-        waiting = [asyncio.create_task(waker.passage(f"uid-{name}")) for name in "ab"]
+        for name, new_route in moved.items():
+            plane.update({name: new_route})
+        waiters = [asyncio.create_task(waker.passage(f"uid-{name}")) for name in "ab"]
         await waker.passage("uid-c")
         await asyncio.sleep(0)
         assert waker.waiting == 2
         assert await plane.apply([*moved.values(), route("c")], serving=serving()) == {}
-        assert await asyncio.gather(*waiting) == [*moved.values()]
+        assert await asyncio.gather(*waiters) == [*moved.values()]
 
 
-async def test_a_hold_that_has_ended_or_is_lifted_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_quiet_omits_hold_after_deadline_or_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = until = datetime(2026, 11, 23, 12, tzinfo=UTC)
     waker = Waker(AsyncMock(), clock=lambda: now)
     plane = DataPlane(tmp_path / "g", validate=AsyncMock(), program=Path("envoy"), runtime=None, waker=waker)
     monkeypatch.setattr(plane, "ready", AsyncMock(return_value=True))
     numbers = AsyncMock(return_value={})
     monkeypatch.setattr(plane, "numbers", numbers)
-    held = replace(route("a"), held=Hold(until=until, asked="noon"))
+    held_route = replace(route("a"), held=Hold(until=until, asked="noon"))
     async with plane.running():
         now = until - timedelta(seconds=1)
-        await plane.apply([held], serving=serving())
+        await plane.apply([held_route], serving=serving())
         assert await plane.quiet() == {"uid-a": "noon"}
         now = until
         assert (await plane.quiet(), plane.held) == ({}, {})
@@ -63,16 +61,16 @@ async def test_a_hold_that_has_ended_or_is_lifted_is_not_named(tmp_path: Path, m
             await plane.apply([route("a")], serving=serving())
             return {}
 
-        # While Envoy answers what it counts, it gets a table that holds nothing.
+        # Envoy gets a table without holds while it returns its counters.
         numbers.side_effect = lifted
         assert await plane.quiet() == {}
 
 
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.BACKOFF, None])
-async def test_failure_looks_for_inotify_instances_once_and_only_while_envoy_does_not_start(
+async def test_failure_checks_inotify_once_while_envoy_cannot_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: Phase | None
 ) -> None:
-    """A look takes instances for a moment, which an Envoy that starts needs. Without a runtime, time decides."""
+    """The check briefly takes instances that a starting Envoy needs. Without a runtime, elapsed time decides."""
     looks = Mock(return_value="5 instances more are needed")
     monkeypatch.setattr(data_plane, "inotify_shortage", looks)
     runtime = create_autospec(ProcessRuntime, instance=True) if phase is not None else None
@@ -82,23 +80,23 @@ async def test_failure_looks_for_inotify_instances_once_and_only_while_envoy_doe
     envoy.touch()
     plane = DataPlane(tmp_path / "g", validate=AsyncMock(), program=envoy, runtime=runtime, waker=Waker(AsyncMock()))
     async with plane.running():
-        told = {await plane.failure() for _ in range(3)}
+        failures = {await plane.failure() for _ in range(3)}
         assert looks.call_count == (phase is Phase.BACKOFF)
-        assert told == {"5 instances more are needed" if phase is Phase.BACKOFF else ""}
+        assert failures == {"5 instances more are needed" if phase is Phase.BACKOFF else ""}
         if phase is None:
             monkeypatch.setattr(data_plane, "_START_SECONDS", 0.0)
-            told = {await plane.failure() for _ in range(3)}
-            assert (looks.call_count, told) == (1, {"5 instances more are needed"})
+            failures = {await plane.failure() for _ in range(3)}
+            assert (looks.call_count, failures) == (1, {"5 instances more are needed"})
 
 
 @pytest.mark.integration
-async def test_envoy_without_inotify_instances_names_limit_and_fatal_line(
+async def test_failure_names_inotify_limit_and_fatal_line_of_envoy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Any, few_inotify_instances: Any
 ) -> None:
-    """The real Envoy, in a user namespace that gives it no instance."""
-    *beginning, name = few_inotify_instances(0)
+    """Runs the real Envoy in a user namespace without inotify instances."""
+    *prefix, name = few_inotify_instances(0)
     envoy = tmp_path / "envoy"
-    envoy.write_text(f'#!/bin/sh\nexec {shlex.join([*beginning, name, str(find_envoy())])} "$@"\n')
+    envoy.write_text(f'#!/bin/sh\nexec {shlex.join([*prefix, name, str(find_envoy())])} "$@"\n')
     envoy.chmod(0o755)
     monkeypatch.setattr(data_plane, "inotify_shortage", lambda needed: f"{needed} instances more are needed")
     directory = Path(tempfile.mkdtemp(prefix="kplane-g-"))
@@ -107,8 +105,8 @@ async def test_envoy_without_inotify_instances_names_limit_and_fatal_line(
             directory / "g", validate=AsyncMock(), program=envoy, runtime=runtime, waker=Waker(AsyncMock())
         )
         async with plane.running():
-            told = await eventually(plane.failure, lambda failure: "last fatal line" in failure)
+            message = await eventually(plane.failure, lambda failure: "last fatal line" in failure)
             await plane.stop()
     shutil.rmtree(directory)
-    assert told.startswith("5 instances more are needed; Envoy was ended by signal SIGABRT after ")
-    assert "assert failure: inotify_fd_ >= 0" in told
+    assert message.startswith("5 instances more are needed; Envoy was ended by signal SIGABRT after ")
+    assert "assert failure: inotify_fd_ >= 0" in message

@@ -1,4 +1,4 @@
-"""Envoy's files: what is written, in which order, and what becomes of a route that Envoy refuses."""
+"""Files for Envoy: their content, the order of writes, and routes that Envoy refuses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .fleet import route, serving
 
 
 class Judge:
-    """In the place of Envoy: refuses what names a port of its list."""
+    """Validator in place of Envoy. Refuses a configuration that contains a port of its list."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -41,9 +41,9 @@ def judge() -> Judge:
 
 @pytest.fixture
 async def publisher(judge: Judge, tmp_path: Path) -> Publisher:
-    made = Publisher(tmp_path / "gateway", validate=judge)
-    await made.prepare()
-    return made
+    publisher = Publisher(tmp_path / "gateway", validate=judge)
+    await publisher.prepare()
+    return publisher
 
 
 def _snapshot(publisher: Publisher) -> dict[str, tuple[int, bytes]]:
@@ -55,22 +55,22 @@ def _snapshot(publisher: Publisher) -> dict[str, tuple[int, bytes]]:
     }
 
 
-async def test_equal_routes_write_nothing_and_ask_nobody(publisher: Publisher, judge: Judge) -> None:
+async def test_publish_of_equal_routes_skips_write_and_validation(publisher: Publisher, judge: Judge) -> None:
     await publisher.publish([route("a"), route("b")], serving=serving())
-    before, asked = _snapshot(publisher), len(judge.asked)
+    before, validations = _snapshot(publisher), len(judge.asked)
     await publisher.publish([route("b"), route("a")], serving=serving())
     assert _snapshot(publisher) == before
-    assert len(judge.asked) == asked
+    assert len(judge.asked) == validations
 
 
-async def test_only_what_is_new_is_validated(publisher: Publisher, judge: Judge) -> None:
+async def test_publish_validates_only_changed_routes(publisher: Publisher, judge: Judge) -> None:
     await publisher.publish([route("a"), route("b")], serving=serving())
     assert judge.clusters() == {"uid-a", "uid-b"}
     await publisher.publish([route("a"), route("b", port=7), route("c")], serving=serving())
     assert judge.clusters() == {"uid-b", "uid-c"}
 
 
-async def test_a_moved_api_server_changes_its_cluster_alone(publisher: Publisher) -> None:
+async def test_publish_of_moved_api_server_changes_only_its_clusters(publisher: Publisher) -> None:
     await publisher.publish([route("a"), route("b")], serving=serving())
     before, clusters = _snapshot(publisher), _clusters(publisher)
     await publisher.publish([route("a"), route("b", port=7)], serving=serving())
@@ -81,15 +81,15 @@ async def test_a_moved_api_server_changes_its_cluster_alone(publisher: Publisher
 
 
 def _clusters(publisher: Publisher) -> dict[str, Any]:
-    found = json.loads(Path(publisher.layout.clusters).read_text())["resources"]
-    return {cluster["name"]: cluster for cluster in found}
+    resources = json.loads(Path(publisher.layout.clusters).read_text())["resources"]
+    return {cluster["name"]: cluster for cluster in resources}
 
 
-async def test_a_refused_route_stays_as_it_was_and_others_are_served(publisher: Publisher, judge: Judge) -> None:
+async def test_publish_keeps_former_state_of_refused_route(publisher: Publisher, judge: Judge) -> None:
     await publisher.publish([route("a")], serving=serving())
     judge.refuses = {13}
-    served = [route("a", port=13), route("b"), route("c", port=13)]
-    published = await publisher.publish(served, serving=serving())
+    routes = [route("a", port=13), route("b"), route("c", port=13)]
+    published = await publisher.publish(routes, serving=serving())
     assert set(published.refused) == {"uid-a", "uid-c"}
     assert published.routes[:2] == [route("a"), route("b")]
     assert published.routes[2].upstream is None
@@ -97,12 +97,12 @@ async def test_a_refused_route_stays_as_it_was_and_others_are_served(publisher: 
     assert '"port_value": 6443' in json.dumps(clusters["uid-a"])
     assert "uid-b" in clusters
     assert "uid-c" not in clusters
-    # It is asked about again, as long as it is wanted.
+    # Each publication validates a refused route again.
     judge.refuses = set()
-    assert (await publisher.publish(served, serving=serving())).refused == {}
+    assert (await publisher.publish(routes, serving=serving())).refused == {}
 
 
-async def test_a_refused_listener_changes_nothing(publisher: Publisher, judge: Judge) -> None:
+async def test_publish_of_refused_listener_writes_no_file(publisher: Publisher, judge: Judge) -> None:
     await publisher.publish([route("a")], serving=serving())
     before = _snapshot(publisher)
     judge.refuses = {666}
@@ -111,57 +111,59 @@ async def test_a_refused_listener_changes_nothing(publisher: Publisher, judge: J
     assert _snapshot(publisher) == before
 
 
-async def test_a_control_plane_that_is_gone_or_absent_has_no_cluster(publisher: Publisher) -> None:
-    absent = Route(key="uid-c", cluster_path="c", upstream=None)
+async def test_prune_removes_clusters_of_absent_control_planes(publisher: Publisher) -> None:
+    absent_route = Route(key="uid-c", cluster_path="c", upstream=None)
     await publisher.publish([route("a"), route("b"), route("c")], serving=serving())
-    published = await publisher.publish([route("a"), absent], serving=serving())
+    published = await publisher.publish([route("a"), absent_route], serving=serving())
     assert published.leaving
     await publisher.prune(published.versions)
     assert set(_clusters(publisher)) == {"uid-a", "uid-a/front-proxy", "uid-a/changes", "uid-a/front-proxy-changes"}
 
 
-async def test_what_envoy_watches_does_not_grow_with_the_control_planes(publisher: Publisher) -> None:
-    """Each watched file takes one of the 128 inotify instances of a user, and Envoy aborts without one."""
+async def test_publish_writes_constant_number_of_watched_files(publisher: Publisher) -> None:
+    """Each watched file takes one of the 128 inotify instances of a user. Without an instance, Envoy aborts."""
     await publisher.publish([route(f"r{number}") for number in range(50)], serving=serving())
     files = [file for file in Path(publisher.layout.directory).rglob("*.json") if file.name != "bootstrap.json"]
     assert len(files) == 5
 
 
-async def test_only_the_gateway_reads_its_files(publisher: Publisher) -> None:
+async def test_published_files_are_accessible_to_owner_only(publisher: Publisher) -> None:
     await publisher.publish([route("a")], serving=serving())
     root = Path(publisher.layout.directory)
     assert {file.stat().st_mode & 0o077 for file in (root, *root.rglob("*"))} == {0}
 
 
-async def test_a_publication_that_was_cut_off_is_repeated(publisher: Publisher, judge: Judge, tmp_path: Path) -> None:
+async def test_publish_succeeds_after_interrupted_publication(
+    publisher: Publisher, judge: Judge, tmp_path: Path
+) -> None:
     await publisher.publish([route("a")], serving=serving())
     (Path(publisher.layout.routes).with_name(".routes.json.new")).write_text("half of")
-    again = Publisher(tmp_path / "gateway", validate=judge)
-    await again.prepare()
-    published = await again.publish([route("a"), route("b")], serving=serving())
-    assert published.versions.routes in Path(again.layout.routes).read_text()
+    second_publisher = Publisher(tmp_path / "gateway", validate=judge)
+    await second_publisher.prepare()
+    published = await second_publisher.publish([route("a"), route("b")], serving=serving())
+    assert published.versions.routes in Path(second_publisher.layout.routes).read_text()
 
 
-async def test_one_that_wakes_is_validated_before_it_is_awake(publisher: Publisher, judge: Judge) -> None:
+async def test_publish_validates_sleeping_route_before_wake(publisher: Publisher, judge: Judge) -> None:
     since = datetime(2026, 11, 23, tzinfo=UTC)
     await publisher.publish([route("a", asleep=since)], serving=serving())
     assert set(_clusters(publisher)) == {"uid-a", "uid-a/front-proxy", "uid-a/changes", "uid-a/front-proxy-changes"}
     assert "/clusters/a/control-plane" not in Path(publisher.layout.routes).read_text()
-    asked, clusters = len(judge.asked), _snapshot(publisher)["clusters/clusters.json"]
+    validations, clusters = len(judge.asked), _snapshot(publisher)["clusters/clusters.json"]
     await publisher.publish([route("a", asleep=since, requested=since)], serving=serving())
     await publisher.publish([route("a")], serving=serving())
     assert "/clusters/a/control-plane" in Path(publisher.layout.routes).read_text()
-    assert len(judge.asked) == asked
+    assert len(judge.asked) == validations
     assert _snapshot(publisher)["clusters/clusters.json"] == clusters
 
 
-async def test_clusters_of_a_route_that_goes_stay_until_prune(publisher: Publisher) -> None:
-    """A busy control plane falls asleep: a request by the former table gets no 503."""
+async def test_clusters_of_removed_route_stay_until_prune(publisher: Publisher) -> None:
+    """A request by the former route table gets no 503 when a busy control plane falls asleep."""
     await publisher.publish([route("a"), route("b")], serving=serving())
     published = await publisher.publish([route("a")], serving=serving())
     assert "/clusters/b/" not in Path(publisher.layout.routes).read_text()
     assert {"uid-a", "uid-b", "uid-b/changes"} <= set(_clusters(publisher))
-    # Until Envoy confirms, other publications keep them too.
+    # Further publications keep the clusters until Envoy confirms the removal.
     published = await publisher.publish([route("a"), route("c")], serving=serving())
     assert published.leaving
     assert "uid-b" in _clusters(publisher)
@@ -172,7 +174,7 @@ async def test_clusters_of_a_route_that_goes_stay_until_prune(publisher: Publish
     assert not (await publisher.publish([route("a"), route("c")], serving=serving())).leaving
 
 
-async def test_route_that_comes_back_before_prune_keeps_its_clusters(publisher: Publisher) -> None:
+async def test_route_restored_before_prune_keeps_its_clusters(publisher: Publisher) -> None:
     await publisher.publish([route("a")], serving=serving())
     assert (await publisher.publish([], serving=serving())).leaving
     published = await publisher.publish([route("a", port=7)], serving=serving())

@@ -32,13 +32,13 @@ def held(route: Route, *, seconds: float = 60.0) -> Route:
 
 
 def _moved(gateway: Gateway) -> Route:
-    """The control plane `one` at the API server of `two`: where it lives after a migration."""
-    one, two = gateway.route("one"), gateway.route("two")
-    return dataclasses.replace(two, key=one.key, cluster_path=one.cluster_path)
+    """Return the route of control plane `one` after its migration to the API server of `two`."""
+    source, target = gateway.route("one"), gateway.route("two")
+    return dataclasses.replace(target, key=source.key, cluster_path=source.cluster_path)
 
 
 class Writer:
-    """Writes one object after the other, and notes which writes were acknowledged."""
+    """Creates objects in sequence, and records the acknowledged writes."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         self._client = client
@@ -56,56 +56,58 @@ class Writer:
 
 async def _names(config: ClusterConfig, namespace: str) -> set[str]:
     async with Client(config) as direct:
-        found = (await direct.list(CONFIG_MAPS, namespace=namespace)).items
-    return {each["metadata"]["name"] for each in found if each["metadata"]["name"].startswith("w-")}
+        config_maps = (await direct.list(CONFIG_MAPS, namespace=namespace)).items
+    return {
+        config_map["metadata"]["name"] for config_map in config_maps if config_map["metadata"]["name"].startswith("w-")
+    }
 
 
-async def test_changes_wait_and_go_on_where_the_control_plane_lives_then(
+async def test_held_changes_continue_at_new_api_server_after_move(
     gateway: Gateway, eventually: Callable[..., Any]
 ) -> None:
     namespace = f"moving-{gateway.serving.port}"
     for name in ("one", "two"):
         async with Client(gateway.tenants[name].config) as direct:
             await direct.create(NAMESPACES, manifest("v1", "Namespace", namespace))
-    one = gateway.route("one")
+    route = gateway.route("one")
     async with Client(gateway.tenants["one"].config) as direct:
         token = await controllers_token(direct, account=f"mover-{gateway.serving.port}")
-    # Its user has a certificate that both API servers' gateways verify: of the one before, and of the one afterwards.
-    trusts = _trusting_both(gateway, one), _trusting_both(gateway, _moved(gateway))
-    assert await gateway.serve(trusts[0]) == {}
-    ended = asyncio.Event()
+    # Both routes trust the certificate of the user: the route before the move and the route after the move.
+    routes = _trusting_both(gateway, route), _trusting_both(gateway, _moved(gateway))
+    assert await gateway.serve(routes[0]) == {}
+    stop = asyncio.Event()
     async with (
         Client(gateway.user("one", "writer", groups=MASTERS)) as client,
         Client(gateway.config("one", token=token)) as reader,
         Client(gateway.config("one", token=token)) as robot,
     ):
         writer = Writer(client, namespace)
-        writing = asyncio.create_task(writer.run(ended))
+        writer_task = asyncio.create_task(writer.run(stop))
         await eventually(lambda: writer.acknowledged, lambda found: len(found) >= 3)
 
-        assert await gateway.serve(held(trusts[0])) == {}
+        assert await gateway.serve(held(routes[0])) == {}
         quiet = await eventually(gateway.plane.quiet)
         assert quiet.keys() == {"uid-one"}
         await eventually(lambda: gateway.waker.waiting)
-        waits = asyncio.create_task(
+        token_request = asyncio.create_task(
             robot.create(CONFIG_MAPS, manifest("v1", "ConfigMap", "w-token", namespace=namespace))
         )
         await eventually(lambda: gateway.waker.waiting, lambda waiting: waiting == 2)
-        # What reads goes on, and so do changes that change nothing.
+        # Reads continue, and so do POST requests that store no data.
         assert (await reader.list(NAMESPACES)).items
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
         assert await reader.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", body=review)
         before = await _names(gateway.tenants["one"].config, namespace)
         assert before == set(writer.acknowledged)
 
-        assert await gateway.serve(trusts[1]) == {}
+        assert await gateway.serve(routes[1]) == {}
         await eventually(lambda: len(writer.acknowledged), lambda found: found >= len(before) + 3)
-        ended.set()
-        await writing
+        stop.set()
+        await writer_task
         assert (await gateway.plane.quiet()) == {}
-        # The token is of the API server before; what counts is that the request came to the other one.
+        # The token is from the former API server, so the new API server may refuse the request.
         with contextlib.suppress(Exception):
-            await waits
+            await token_request
     assert await _names(gateway.tenants["one"].config, namespace) == before
     after = await _names(gateway.tenants["two"].config, namespace)
     assert after - {"w-token"} == set(writer.acknowledged) - before
@@ -119,7 +121,7 @@ def _trusting_both(gateway: Gateway, route: Route) -> Route:
     return dataclasses.replace(route, upstream=dataclasses.replace(route.upstream, front_proxy=front_proxy))
 
 
-async def test_a_hold_ends_by_itself(gateway: Gateway) -> None:
+async def test_hold_ends_at_its_deadline(gateway: Gateway) -> None:
     async with Client(gateway.tenants["one"].config) as direct:
         token = await controllers_token(direct, account=f"patient-{gateway.serving.port}")
     assert await gateway.serve(held(gateway.route("one"), seconds=1.0)) == {}
@@ -128,10 +130,10 @@ async def test_a_hold_ends_by_itself(gateway: Gateway) -> None:
         assert await client.create(CONFIG_MAPS, manifest("v1", "ConfigMap", name, namespace="default"))
 
 
-async def test_gateway_refuses_unknown_user_before_the_body(gateway: Gateway) -> None:
-    """So a silent request of anybody holds up no move, and keeps no control plane awake."""
+async def test_gateway_refuses_unknown_user_before_body_arrives(gateway: Gateway) -> None:
+    """A silent request of an unknown user thus delays no move, and keeps no control plane awake."""
     long, upgrade = "Content-Length: 1000", "Connection: upgrade"
-    silent = [
+    requests = [
         ("POST", "api/v1/namespaces/default/configmaps", long),
         ("POST", "api/v1/namespaces/default/configmaps", "Transfer-Encoding: chunked"),
         ("POST", "api/v1/namespaces/default/configmaps", long, upgrade, "Upgrade: websocket"),
@@ -146,17 +148,17 @@ async def test_gateway_refuses_unknown_user_before_the_body(gateway: Gateway) ->
         request = http1(f"/clusters/one/control-plane/{path}", "Authorization: Bearer x", *headers, method=method)
         return statuses(await exchange(gateway.serving.port, request, ca=gateway.ca, seconds=10))
 
-    answers = await asyncio.gather(*(answered(*each) for each in silent))
-    assert answers == [[401]] * len(silent)
+    answers = await asyncio.gather(*(answered(*arguments) for arguments in requests))
+    assert answers == [[401]] * len(requests)
     numbers = await gateway.plane.numbers()
     assert Usage().look(numbers) == set()
 
 
-async def test_gateway_passes_on_bodies_without_an_interim_answer(gateway: Gateway) -> None:
+async def test_gateway_forwards_body_without_interim_response(gateway: Gateway) -> None:
     async with Client(gateway.tenants["one"].config) as direct:
         token = await controllers_token(direct, account=f"bodies-{gateway.serving.port}")
     body = json.dumps({"metadata": {"name": f"body-{gateway.serving.port}"}}).encode()
     path = "/clusters/one/control-plane/api/v1/namespaces/default/configmaps"
-    said = (f"Authorization: Bearer {token}", "Content-Type: application/json", f"Content-Length: {len(body)}")
-    answer = await exchange(gateway.serving.port, http1(path, *said, method="POST", body=body), ca=gateway.ca)
+    headers = (f"Authorization: Bearer {token}", "Content-Type: application/json", f"Content-Length: {len(body)}")
+    answer = await exchange(gateway.serving.port, http1(path, *headers, method="POST", body=body), ca=gateway.ca)
     assert statuses(answer) == [201]

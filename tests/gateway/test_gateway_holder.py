@@ -1,4 +1,4 @@
-"""Connections to control planes that sleep, by host name: who waits, and what becomes of them."""
+"""Connections by host name to sleeping control planes: waiting, forwarding and closing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
 
 
 def header(key: str, *, addresses: bytes = b"\x11" + b"\x7f\0\0\1" * 2 + b"\0\1\0\2") -> bytes:
-    """As Envoy writes it: the family, the addresses, then fields."""
+    """Return a PROXY protocol header as Envoy writes it: family, addresses, then fields."""
     fields = b"".join(
         bytes([kind]) + struct.pack(">H", len(value)) + value for kind, value in ((0x04, b"x"), (0xE0, key.encode()))
     )
@@ -32,7 +32,7 @@ def header(key: str, *, addresses: bytes = b"\x11" + b"\x7f\0\0\1" * 2 + b"\0\1\
 
 
 class Service:
-    """A holder, an API server that repeats what it gets, and who was asked to wake."""
+    """A holder, an API server that echoes its input, and the keys of wake-up requests."""
 
     def __init__(self, socket: Path, **limits: Any) -> None:
         self.socket = socket
@@ -58,8 +58,8 @@ class Service:
         upstream = Upstream.behind(f"https://127.0.0.1:{self.port}")
         sleep = Sleep(name="acme", since=datetime.now(UTC)) if asleep else None
         route = Route(key=KEY, cluster_path="acme", upstream=upstream, asleep=sleep, host="acme.example.org")
-        other = replace(route, key="uid-by-path", host="", upstream=replace(upstream, ca=b"x"))
-        self.waker.know([route, other])
+        path_route = replace(route, key="uid-by-path", host="", upstream=replace(upstream, ca=b"x"))
+        self.waker.know([route, path_route])
         self.waker.reach([KEY, "uid-by-path"])
 
     async def connect(self, sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -71,19 +71,19 @@ class Service:
 
 @pytest.fixture
 async def service(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Service]:
-    made = Service(tmp_path / "s", **getattr(request, "param", {}))
-    server = await asyncio.start_server(made.echo, "127.0.0.1", 0)
-    made.port = server.sockets[0].getsockname()[1]
-    made.tell(asleep=True)
-    async with made.holder.listening(made.socket):
-        yield made
-        for client in made.clients:
+    service = Service(tmp_path / "s", **getattr(request, "param", {}))
+    server = await asyncio.start_server(service.echo, "127.0.0.1", 0)
+    service.port = server.sockets[0].getsockname()[1]
+    service.tell(asleep=True)
+    async with service.holder.listening(service.socket):
+        yield service
+        for client in service.clients:
             client.close()
-    await made.waker.aclose()
+    await service.waker.aclose()
     server.close()
 
 
-async def test_what_was_sent_arrives_when_the_control_plane_is_awake(
+async def test_holder_forwards_data_when_control_plane_is_awake(
     service: Service, eventually: Callable[..., Any]
 ) -> None:
     reader, writer = await service.connect(header(KEY) + b"hello")
@@ -94,18 +94,18 @@ async def test_what_was_sent_arrives_when_the_control_plane_is_awake(
     large = bytes(range(256)) * 4096
     writer.write(large)
     assert await reader.readexactly(len(large)) == large
-    # The end of one direction reaches the other side, and its end comes back.
+    # A half-close reaches the API server, which then closes its side.
     writer.write_eof()
     assert await reader.read() == b""
     assert service.waker.waiting == 0
 
 
 @pytest.mark.parametrize("ipv6", [False, True])
-async def test_one_address_wakes_ten_host_names_in_a_minute(
+async def test_holder_limits_address_to_ten_wakes(
     service: Service, eventually: Callable[..., Any], *, ipv6: bool
 ) -> None:
     def addresses(last: int) -> bytes:
-        """Clients of one IPv6 network count as one."""
+        """Return addresses of a client. Addresses of an IPv6 network count as a single client."""
         source = b"\x20\x01\x0d\xb8" + bytes([0, last, *[0] * 9, last]) if ipv6 else b"\x7f\0\0" + bytes([last])
         return (b"\x21" if ipv6 else b"\x11") + source * 2 + b"\0\1\0\2"
 
@@ -125,21 +125,23 @@ async def test_one_address_wakes_ten_host_names_in_a_minute(
     await eventually(lambda: service.wakes, lambda wakes: wakes == names)
 
 
-async def test_a_client_that_stays_keeps_no_connection(service: Service, eventually: Callable[..., Any]) -> None:
+async def test_holder_closes_connection_when_api_server_closes(
+    service: Service, eventually: Callable[..., Any]
+) -> None:
     service.tell(asleep=False)
     reader, _ = await service.connect(header(KEY) + b"bye")
     assert await reader.read() == b"bye"
     await eventually(lambda: {task.get_name() for task in asyncio.all_tasks()}, lambda names: HOLDS not in names)
 
 
-async def test_a_client_that_goes_waits_no_more(service: Service, eventually: Callable[..., Any]) -> None:
+async def test_holder_stops_waiting_when_client_disconnects(service: Service, eventually: Callable[..., Any]) -> None:
     _, writer = await service.connect(header(KEY) + b"hello")
     await eventually(lambda: service.waker.waiting, lambda waiting: waiting == 1)
     writer.close()
     await eventually(lambda: service.waker.waiting, lambda waiting: waiting == 0)
 
 
-async def test_a_client_that_does_not_speak_tls_waits_no_more(service: Service) -> None:
+async def test_holder_closes_connection_with_100_kb_before_wake(service: Service) -> None:
     reader, _ = await service.connect(header(KEY) + b"x" * 100_000)
     with contextlib.suppress(ConnectionResetError):
         assert await reader.read() == b""
@@ -147,18 +149,18 @@ async def test_a_client_that_does_not_speak_tls_waits_no_more(service: Service) 
 
 
 @pytest.mark.parametrize("service", [{"each": 2}], indirect=True)
-async def test_more_than_so_many_are_closed(service: Service, eventually: Callable[..., Any]) -> None:
-    waiting = [await service.connect(header(KEY) + b"hello") for _ in range(2)]
+async def test_holder_closes_connections_beyond_limit(service: Service, eventually: Callable[..., Any]) -> None:
+    connections = [await service.connect(header(KEY) + b"hello") for _ in range(2)]
     await eventually(lambda: service.waker.waiting, lambda found: found == 2)
     reader, _ = await service.connect(header(KEY) + b"hello")
     assert await reader.read() == b""
     service.tell(asleep=False)
-    for reader, _ in waiting:
+    for reader, _ in connections:
         assert await reader.readexactly(5) == b"hello"
 
 
 @pytest.mark.parametrize("service", [{"patience_seconds": 0.05}], indirect=True)
-async def test_one_that_has_waited_long_enough_is_closed(service: Service) -> None:
+async def test_holder_closes_connection_after_timeout(service: Service) -> None:
     reader, _ = await service.connect(header(KEY) + b"hello")
     assert await reader.read() == b""
     assert service.wakes == [KEY]
@@ -178,7 +180,7 @@ async def test_one_that_has_waited_long_enough_is_closed(service: Service) -> No
         header(KEY)[:-1],
     ],
 )
-async def test_what_names_no_control_plane_by_host_name_is_closed(service: Service, sent: bytes) -> None:
+async def test_holder_closes_connection_without_valid_host_name_key(service: Service, sent: bytes) -> None:
     service.tell(asleep=False)
     reader, writer = await service.connect(sent)
     writer.write_eof()
@@ -188,13 +190,13 @@ async def test_what_names_no_control_plane_by_host_name_is_closed(service: Servi
 
 
 @pytest.mark.parametrize("addresses", [b"\0", b"\x11" + bytes(12), b"\x21" + bytes(36), b"\x31" + bytes(216)])
-async def test_the_key_follows_addresses_of_each_family(service: Service, addresses: bytes) -> None:
+async def test_holder_reads_key_after_addresses_of_each_family(service: Service, addresses: bytes) -> None:
     service.tell(asleep=False)
     reader, _ = await service.connect(header(KEY, addresses=addresses) + b"hello")
     assert await reader.readexactly(5) == b"hello"
 
 
-async def test_an_api_server_that_is_not_there_closes_the_connection(service: Service) -> None:
+async def test_holder_closes_connection_when_api_server_is_absent(service: Service) -> None:
     service.port = 1
     service.tell(asleep=False)
     reader, _ = await service.connect(header(KEY) + b"hello")

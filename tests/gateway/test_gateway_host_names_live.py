@@ -1,4 +1,4 @@
-"""Control planes by host name, through a real Envoy: TLS is between client and API server."""
+"""Control planes by host name through a real Envoy. TLS connections are between client and API server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _AUTHORITY = create_authority("control planes")
 
 @dataclass
 class Backend:
-    """Speaks TLS as an API server does, says its name to each client, and repeats what they send."""
+    """TLS server in place of an API server. Sends its name to each client, and echoes the lines that it gets."""
 
     name: str
     port: int = 0
@@ -61,7 +61,7 @@ class Backend:
 @contextlib.asynccontextmanager
 async def _backends(directory: Path, *names: str) -> AsyncIterator[list[Backend]]:
     async with contextlib.AsyncExitStack() as stack:
-        made = []
+        backends = []
         for name in names:
             backend = Backend(name)
             pair = issue_serving(_AUTHORITY, common_name=name, hosts=[backend.host])
@@ -72,8 +72,8 @@ async def _backends(directory: Path, *names: str) -> AsyncIterator[list[Backend]
             server = await asyncio.start_server(backend.answer, "127.0.0.1", 0, ssl=context)
             stack.callback(server.close)
             backend.port = server.sockets[0].getsockname()[1]
-            made.append(backend)
-        yield made
+            backends.append(backend)
+        yield backends
 
 
 def _asleep(route: Route) -> Route:
@@ -98,24 +98,24 @@ Connect = Callable[[str], Awaitable[Connection]]
 
 @pytest.fixture
 async def connect(gateway: Gateway) -> AsyncIterator[Connect]:
-    """Raises OSError or ssl.SSLError if the gateway closes the connection, or another server answers."""
-    made = []
+    """Open a connection by host name. Raises OSError or ssl.SSLError if it is closed, or another server answers."""
+    connections = []
 
     async def open_connection(host: str) -> Connection:
         context = ssl.create_default_context(cadata=_AUTHORITY.certificate.decode())
         context.check_hostname = not host.isupper()
         address = "127.0.0.1", gateway.serving.port
-        made.append(Connection(*await asyncio.open_connection(*address, ssl=context, server_hostname=host)))
-        return made[-1]
+        connections.append(Connection(*await asyncio.open_connection(*address, ssl=context, server_hostname=host)))
+        return connections[-1]
 
     yield open_connection
-    for connection in made:
+    for connection in connections:
         connection.writer.transport.abort()
         with contextlib.suppress(OSError):
             await connection.writer.wait_closed()
 
 
-async def test_each_name_leads_to_its_own_control_plane(gateway: Gateway, connect: Connect, tmp_path: Path) -> None:
+async def test_host_name_leads_to_its_control_plane(gateway: Gateway, connect: Connect, tmp_path: Path) -> None:
     async with _backends(tmp_path, "red", "blue") as (red, blue):
         assert await gateway.serve(red.route, blue.route, gateway.route("one")) == {}
         for backend in (red, blue):
@@ -124,53 +124,53 @@ async def test_each_name_leads_to_its_own_control_plane(gateway: Gateway, connec
             assert await connection.repeats("hello")
         assert await (await connect("RED.EXAMPLE.ORG")).line() == "red"
         assert (red.connections, blue.connections) == (2, 1)
-        # Names of nothing, and names that clusters of Envoy have.
+        # Unknown names, and names of Envoy clusters.
         for name in ("green.example.org", "a.red.example.org", "none", "uid-one", "uid-one/front-proxy", "authorizer"):
             with pytest.raises((OSError, ssl.SSLError)):
                 await connect(name)
         async with Client(gateway.user("one", "admin", groups=MASTERS)) as client:
             assert (await client.list(NAMESPACES)).items
-        # By path, there is none of them.
+        # Control planes with a host name are not served by path.
         answer = await exchange(gateway.serving.port, http1("/clusters/red/control-plane/api"), ca=gateway.ca)
         assert answer.startswith(b"HTTP/1.1 401")
     assert gateway.wakes == []
 
 
-async def test_a_connection_waits_until_the_control_plane_is_awake(
+async def test_connection_waits_until_control_plane_is_awake(
     gateway: Gateway, connect: Connect, tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
     async with _backends(tmp_path, "red", "blue") as (red, blue):
         assert await gateway.serve(_asleep(red.route), blue.route) == {}
-        first = [asyncio.create_task(connect(red.host)) for _ in range(10)]
+        tasks = [asyncio.create_task(connect(red.host)) for _ in range(10)]
         await eventually(lambda: gateway.waker.waiting, lambda waiting: waiting == 10)
         assert gateway.wakes == ["uid-red"]
         assert await (await connect(blue.host)).line() == "blue"
         assert red.connections == 0
         gateway.plane.know([red.route, blue.route])
-        connections = await asyncio.gather(*first)
+        connections = await asyncio.gather(*tasks)
         for connection in connections:
             assert await connection.line() == "red"
         assert gateway.waker.waiting == 0
-        # Envoy learns the way there, and those that waited stay.
+        # Envoy gets the route. Connections that had to wait stay open.
         assert await gateway.serve(red.route, blue.route) == {}
         direct = await connect(red.host)
         assert await direct.line() == "red"
         for connection in (*connections, direct):
             assert await connection.repeats("still here")
-        # A connection counts as a request does: by that the operator knows which control planes are in use.
-        counted = await gateway.plane.numbers()
+        # Envoy counts a connection as a request. By this counter, the operator detects used control planes.
+        counters = await gateway.plane.numbers()
         stat = "cluster.uid-red/connections.upstream_rq"
-        assert counted[f"{stat}_active"] == counted[f"{stat}_total"] == 11
-        # Asleep again: only new connections wait.
+        assert counters[f"{stat}_active"] == counters[f"{stat}_total"] == 11
+        # The control plane sleeps again: only new connections wait.
         assert await gateway.serve(_asleep(red.route), blue.route) == {}
-        later = asyncio.create_task(connect(red.host))
+        task = asyncio.create_task(connect(red.host))
         await eventually(lambda: gateway.wakes, lambda wakes: wakes == ["uid-red", "uid-red"])
         assert await direct.repeats("still here")
         await gateway.serve(red.route, blue.route)
-        assert await (await later).line() == "red"
+        assert await (await task).line() == "red"
 
 
-async def test_what_nothing_is_known_of_wakes_nothing(
+async def test_connection_to_unknown_host_name_wakes_no_control_plane(
     gateway: Gateway, connect: Connect, tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
     async with _backends(tmp_path, "red", "blue") as (red, blue):
@@ -179,19 +179,19 @@ async def test_what_nothing_is_known_of_wakes_nothing(
             with pytest.raises((OSError, ssl.SSLError)):
                 await connect(name)
         assert gateway.wakes == []
-        # A client that goes waits no more.
+        # A client that disconnects stops waiting.
         request = asyncio.create_task(connect(red.host))
         await eventually(lambda: gateway.waker.waiting, lambda waiting: waiting == 1)
         request.cancel()
         await eventually(lambda: gateway.waker.waiting, lambda waiting: waiting == 0)
-        # One that is gone, or has no API server, closes at once.
+        # Connections to a control plane without an API server are closed at once.
         await gateway.serve(blue.route, replace(red.route, upstream=None))
         with pytest.raises((OSError, ssl.SSLError)):
             await connect(red.host)
 
 
 def _user(gateway: Gateway, name: str) -> ClusterConfig:
-    """An administrator with a client certificate, who trusts the control plane's own CA."""
+    """Return settings of an administrator with a client certificate, who trusts the CA of the control plane."""
     tenant = gateway.tenants[name]
     pair = issue_client(tenant.authorities.client, user="admin", groups=MASTERS)
     return ClusterConfig(
@@ -203,12 +203,12 @@ def _user(gateway: Gateway, name: str) -> ClusterConfig:
     )
 
 
-async def test_names_that_come_and_go_drop_no_watch_and_no_request(
+async def test_host_name_changes_interrupt_no_watch_or_request(
     gateway: Gateway, connect: Connect, tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
-    one, two = gateway.host_route("one"), gateway.route("two")
+    route_one, route_two = gateway.host_route("one"), gateway.route("two")
     namespace = f"watched-{gateway.serving.port}"
-    made: list[str] = []
+    created_names: list[str] = []
     seen: dict[str, list[str]] = {"host": [], "path": []}
 
     async def watch(client: Client, into: list[str]) -> None:
@@ -221,53 +221,55 @@ async def test_names_that_come_and_go_drop_no_watch_and_no_request(
         Client(gateway.user("two", "admin", groups=MASTERS)) as by_path,
         _backends(tmp_path, *(f"t-{number}" for number in range(20))) as backends,
     ):
-        # There is no host name yet.
+        # No route has a host name yet.
         await by_path.create(NAMESPACES, manifest("v1", "Namespace", namespace))
-        watching = [asyncio.create_task(watch(by_path, seen["path"]))]
-        assert await gateway.serve(one, two) == {}
+        watches = [asyncio.create_task(watch(by_path, seen["path"]))]
+        assert await gateway.serve(route_one, route_two) == {}
         await by_host.create(NAMESPACES, manifest("v1", "Namespace", namespace))
-        watching.append(asyncio.create_task(watch(by_host, seen["host"])))
+        watches.append(asyncio.create_task(watch(by_host, seen["host"])))
         stop = asyncio.Event()
 
         async def load() -> None:
             while not stop.is_set():
-                name = f"made-{len(made)}"
-                made.append(name)
+                name = f"made-{len(created_names)}"
+                created_names.append(name)
                 for client in (by_host, by_path):
                     await client.create(CONFIG_MAPS, manifest("v1", "ConfigMap", name, namespace=namespace))
 
-        loading = asyncio.create_task(load())
+        loader = asyncio.create_task(load())
         for number in range(3):
             routes = [backend.route for backend in backends]
-            sleeping = [_asleep(route) if at % 2 == number % 2 else route for at, route in enumerate(routes)]
-            assert await gateway.serve(one, two, *sleeping) == {}
-            assert await gateway.serve(one, two, *routes) == {}
+            mixed_routes = [_asleep(route) if index % 2 == number % 2 else route for index, route in enumerate(routes)]
+            assert await gateway.serve(route_one, route_two, *mixed_routes) == {}
+            assert await gateway.serve(route_one, route_two, *routes) == {}
             for backend in backends:
                 assert await (await connect(backend.host)).line() == backend.name
-            # All others go, and the host name with its domain stays.
-            assert await gateway.serve(one, two) == {}
+            # All other routes are removed. The host name of control plane `one` and its domain stay.
+            assert await gateway.serve(route_one, route_two) == {}
         stop.set()
-        await loading
-        assert len(made) > 5
+        await loader
+        assert len(created_names) > 5
         for found in seen.values():
-            await eventually(lambda found=found: [name for name in found if name in made], lambda got: got == made)
-        # Now the last host name goes: the listener loses what it had for these, and the watch by path stays.
-        assert await gateway.serve(two) == {}
+            await eventually(
+                lambda found=found: [name for name in found if name in created_names], lambda got: got == created_names
+            )
+        # The last host name is removed. The listener drops its part for host names, and the watch by path stays.
+        assert await gateway.serve(route_two) == {}
         await by_path.create(CONFIG_MAPS, manifest("v1", "ConfigMap", "last", namespace=namespace))
         await eventually(lambda: seen["path"], lambda found: found[-1] == "last")
-        assert not watching[0].done()
-        # Both times, only what is there for host names was exchanged: no connection has to go with the former listener.
+        assert not watches[0].done()
+        # Both updates changed the listener in place, so no connection ended with a former listener.
         assert gateway.plane._administration is not None
         pattern = "^listener_manager\\.listener_(modified|in_place_updated)$"
         changes = await gateway.plane._administration.numbers(pattern)
         assert changes == {"listener_manager.listener_modified": 2, "listener_manager.listener_in_place_updated": 2}
-        for task in watching:
+        for task in watches:
             task.cancel()
-        await asyncio.wait(watching)
+        await asyncio.wait(watches)
 
 
-async def test_a_connection_is_upgraded(gateway: Gateway, tmp_path: Path) -> None:
-    """By a watch over WebSocket, as exec needs a kubelet."""
+async def test_websocket_watch_passes_through_host_name(gateway: Gateway, tmp_path: Path) -> None:
+    """A watch over WebSocket stands for exec, which needs a kubelet."""
     await gateway.serve(gateway.host_route("one"))
     config, certificate = _user(gateway, "one"), tmp_path / "client.pem"
     assert config.client_certificate is not None
@@ -289,14 +291,14 @@ async def test_a_connection_is_upgraded(gateway: Gateway, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-async def test_kubectl_works_by_certificate(gateway: Gateway, kubectl: Any, tmp_path: Path) -> None:
+async def test_kubectl_works_with_certificate_by_host_name(gateway: Gateway, kubectl: Any, tmp_path: Path) -> None:
     await gateway.serve(gateway.host_route("one"), gateway.host_route("two"))
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(json.dumps(_user(gateway, "one").to_kubeconfig()))
-    who = json.loads(await kubectl(kubeconfig, "auth", "whoami", "-o", "json"))["status"]["userInfo"]
-    assert who["username"] == "admin"
-    assert "system:masters" in who["groups"]
+    user_info = json.loads(await kubectl(kubeconfig, "auth", "whoami", "-o", "json"))["status"]["userInfo"]
+    assert user_info["username"] == "admin"
+    assert "system:masters" in user_info["groups"]
     assert "namespace/kube-system" in await kubectl(kubeconfig, "get", "namespaces", "-o", "name")
-    # The name of another control plane leads to that one, which the CA of this one does not vouch for.
+    # The name of another control plane leads to its API server, whose certificate is from another CA.
     with pytest.raises(Exception, match="certificate signed by unknown authority"):
         await kubectl(kubeconfig, "get", "namespaces", "--tls-server-name=two.example.org")

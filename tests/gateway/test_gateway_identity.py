@@ -1,4 +1,4 @@
-"""Whom a client certificate stands for."""
+"""User and groups of a client certificate."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from kplane.gateway.identity import NotVerified, Verifier, chain_of, verify
 from kplane.pki.primitives import create_authority, issue_client, issue_serving
 
-# When these tests run, this file may have been read long ago, and certificates begin five minutes before they are made.
+# Tests may run long after the import of this file. Certificates are valid from five minutes before their creation.
 NOW = dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)
 OURS, THEIRS = create_authority("tenant"), create_authority("tenant")
 
 
-def test_it_is_the_user_and_the_groups_of_the_subject() -> None:
+def test_verify_returns_user_and_groups_of_subject() -> None:
     pair = issue_client(OURS, user="jane", groups=("sales", "it"))
-    found = verify(pair.certificate, authorities=OURS.certificate, now=NOW)
-    assert (found.user, sorted(found.groups)) == ("jane", ["it", "sales"])
-    assert found.credential.startswith("X509SHA256=")
+    identity = verify(pair.certificate, authorities=OURS.certificate, now=NOW)
+    assert (identity.user, sorted(identity.groups)) == ("jane", ["it", "sales"])
+    assert identity.credential.startswith("X509SHA256=")
 
 
-def test_one_of_several_authorities_is_enough() -> None:
+def test_verify_accepts_certificate_of_any_authority() -> None:
     pair = issue_client(OURS, user="jane")
     assert verify(pair.certificate, authorities=THEIRS.certificate + OURS.certificate, now=NOW).user == "jane"
 
@@ -45,13 +45,13 @@ def test_one_of_several_authorities_is_enough() -> None:
         pytest.param(issue_client(OURS, user="jane").certificate * 10, NOW, id="too long"),
     ],
 )
-def test_a_certificate_that_is_no_proof_is_refused(chain: bytes, now: dt.datetime) -> None:
+def test_verify_refuses_invalid_chain(chain: bytes, now: dt.datetime) -> None:
     with pytest.raises(NotVerified):
         verify(chain, authorities=OURS.certificate, now=now)
 
 
-def test_a_leaf_issues_nobody() -> None:
-    """Neither do clients become authorities, nor do their certificates lengthen a chain."""
+def test_verify_refuses_certificate_issued_by_client() -> None:
+    """A client certificate is no authority, and extends no chain."""
     pair = issue_client(OURS, user="jane")
     forged = issue_client(pair, user="admin", groups=("system:masters",))
     with pytest.raises(NotVerified):
@@ -70,14 +70,14 @@ def test_a_leaf_issues_nobody() -> None:
         ("jane\x00", "g"),
     ],
 )
-def test_a_name_that_a_header_would_change_is_refused(user: str, group: str) -> None:
-    """`system:masters` with a space before it is another group, which the admission of CSRs does not stop."""
+def test_verify_refuses_name_that_header_would_change(user: str, group: str) -> None:
+    """`system:masters` with a leading space is another group, which the admission of CSRs does not refuse."""
     pair = issue_client(OURS, user=user, groups=(group,))
     with pytest.raises(NotVerified, match="cannot be handed on"):
         verify(pair.certificate, authorities=OURS.certificate, now=NOW)
 
 
-def test_nobody_has_an_empty_name() -> None:
+def test_verify_refuses_empty_subject() -> None:
     with pytest.raises(NotVerified):
         verify(_signed(x509.Name([])), authorities=OURS.certificate, now=NOW)
 
@@ -100,13 +100,13 @@ def _signed(subject: x509.Name) -> bytes:
     return builder.sign(issuer_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
-def test_certificates_of_others_signers_need_no_more_than_kubernetes_asks() -> None:
-    """kube-controller-manager signs without a name of a host, and the API server asks for none."""
+def test_verify_accepts_certificate_without_host_name() -> None:
+    """kube-controller-manager signs certificates without a host name, and the API server requires none."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "system:node:a")])
     assert verify(_signed(subject), authorities=OURS.certificate, now=NOW).user == "system:node:a"
 
 
-def test_what_was_found_is_remembered_for_one_authority_and_until_its_end() -> None:
+def test_verifier_result_is_valid_for_its_authority_until_expiry() -> None:
     now = [dt.datetime.now(dt.UTC)]
     verifier = Verifier(clock=lambda: now[0])
     pair = issue_client(OURS, user="jane", lifetime=dt.timedelta(minutes=2))
@@ -120,7 +120,7 @@ def test_what_was_found_is_remembered_for_one_authority_and_until_its_end() -> N
         verifier.verify(pair.certificate, authorities=OURS.certificate)
 
 
-def test_the_chain_is_read_out_of_envoys_header() -> None:
+def test_chain_of_reads_header_of_envoy() -> None:
     pem = issue_client(OURS, user="jane").certificate
     header = f'Hash=ab12;Chain="{quote(pem.decode(), safe="")}"'
     assert chain_of(header) == pem

@@ -46,7 +46,7 @@ IDLE = timedelta(seconds=15)
 async def _running_gateway(
     cluster: Handle, state: Path, *, envoy: Path, serve: int, listen: int
 ) -> AsyncIterator[None]:
-    """Run the gateway in this loop; it looks several times a second what is in use, and says so once a second."""
+    """Run the gateway in this event loop. Counters are read several times a second, and uses written once a second."""
     kubeconfig = state / "kubeconfig"
     kubeconfig.write_bytes(gateway_kubeconfig(cluster))
     settings = Settings(
@@ -76,7 +76,7 @@ async def platform(
     eventually: Callable[..., Any],
     namespaces_go_at_once: Any,
 ) -> AsyncIterator[Client]:
-    """The management cluster, with an operator and a gateway for whom 15 seconds are long."""
+    """Management cluster with an operator and a gateway. Control planes sleep after 15 idle seconds."""
     monkeypatch.setattr(sleeper, "idle_after", lambda _: IDLE)
     monkeypatch.setattr(sleeper, "IN_USE_AFTER_REQUEST", IDLE)
     monkeypatch.setattr(host_name_use, "_LOOKS_APART", timedelta(seconds=1))
@@ -113,22 +113,22 @@ async def _last_use(client: Client, name: str) -> datetime | None:
 
 
 async def _sleeper(client: Client, name: str, eventually: Callable[..., Any], **spec: Any) -> ClusterConfig:
-    """Make a control plane that sleeps, and return how its users reach it."""
+    """Create a control plane, wait until it sleeps, and return the connection settings of its users."""
     spec |= {"deletionPolicy": "Destroy", "virtual": {"start": "OnDemand"}}
     await client.create(CONTROL_PLANES, {"metadata": {"name": name}, "spec": spec})
     await eventually(partial(_status, client, name), lambda found: found.get("phase") == "Hibernated", timeout=150.0)
-    published = await client.get(SECRETS, kubeconfig_secret_name(name), namespace=management_namespace(name))
-    return ClusterConfig.from_kubeconfig(base64.b64decode(published["data"]["kubeconfig-external"]))
+    secret = await client.get(SECRETS, kubeconfig_secret_name(name), namespace=management_namespace(name))
+    return ClusterConfig.from_kubeconfig(base64.b64decode(secret["data"]["kubeconfig-external"]))
 
 
 def _awake_since(status: dict[str, Any]) -> datetime:
-    """Return when a control plane woke last."""
-    hibernated = next(each for each in status["conditions"] if each["type"] == "Hibernated")
-    return datetime.fromisoformat(hibernated["lastTransitionTime"])
+    """Return the time of the last wake-up of a control plane."""
+    condition = next(candidate for candidate in status["conditions"] if candidate["type"] == "Hibernated")
+    return datetime.fromisoformat(condition["lastTransitionTime"])
 
 
 async def _code(config: ClusterConfig, path: str) -> int:
-    """Send one request by a connection of its own; returns 0 if there was no answer."""
+    """Send a request on a new connection. Returns the status code, or 0 without a response."""
     try:
         async with Client(config, timeout_seconds=60.0) as client:
             await client.request("GET", path)
@@ -139,62 +139,68 @@ async def _code(config: ClusterConfig, path: str) -> int:
     return 200
 
 
-async def test_an_open_watch_keeps_it_awake_until_it_ends(platform: Client, eventually: Callable[..., Any]) -> None:
+async def test_open_watch_keeps_control_plane_awake_until_watch_ends(
+    platform: Client, eventually: Callable[..., Any]
+) -> None:
     status, last_use = partial(_status, platform, NAME), partial(_last_use, platform, NAME)
-    through = await _sleeper(platform, NAME, eventually)
+    user_config = await _sleeper(platform, NAME, eventually)
 
-    async with Client(through) as tenant:
-        watching = Informer(tenant, NAMESPACES)
-        watching.start()
-        await watching.wait_synced()
+    async with Client(user_config) as tenant:
+        informer = Informer(tenant, NAMESPACES)
+        informer.start()
+        await informer.wait_synced()
         first = await eventually(last_use, lambda found: found is not None)
-        # It is in use for longer than it may be idle, though no request comes.
+        # The watch counts as use for longer than the idle time, although no request is sent.
         last = await eventually(last_use, lambda found: found is not None and found > first + IDLE)
-        assert (watching.state, dict(watching.restarts)) == ("ready", {})
+        assert (informer.state, dict(informer.restarts)) == ("ready", {})
         assert (await status())["phase"] == "Ready"
-        await watching.aclose()
-    found = await eventually(status, lambda found: found.get("phase") == "Hibernated", timeout=150.0)
-    assert found["hibernation"]["reason"] == "Idle"
-    assert datetime.fromisoformat(found["hibernation"]["since"]) >= last + IDLE
+        await informer.aclose()
+    sleep_status = await eventually(status, lambda found: found.get("phase") == "Hibernated", timeout=150.0)
+    assert sleep_status["hibernation"]["reason"] == "Idle"
+    assert datetime.fromisoformat(sleep_status["hibernation"]["since"]) >= last + IDLE
 
 
-async def test_by_host_name_users_keep_it_awake_and_strangers_do_not(
+async def test_host_name_requests_of_users_only_keep_control_plane_awake(
     platform: Client, eventually: Callable[..., Any]
 ) -> None:
     status, last_use = partial(_status, platform, NAMED), partial(_last_use, platform, NAMED)
-    through = await _sleeper(platform, NAMED, eventually, endpointStyle="HostName")
-    assert through.tls_server_name == f"{NAMED}.localhost"
+    user_config = await _sleeper(platform, NAMED, eventually, endpointStyle="HostName")
+    assert user_config.tls_server_name == f"{NAMED}.localhost"
 
-    # Requests of a user keep it awake for longer than it may be idle.
-    await eventually(partial(_code, through, NAMESPACES.path()), lambda code: code == 200, timeout=150.0)
+    # Requests of a user keep the control plane awake beyond the idle time.
+    await eventually(partial(_code, user_config, NAMESPACES.path()), lambda code: code == 200, timeout=150.0)
     await eventually(status, lambda found: found.get("phase") == "Ready")
     begun = datetime.now(UTC)
-    while (used := await last_use()) is None or used < begun + 2 * IDLE:
-        assert await _code(through, NAMESPACES.path()) == 200
+    while (use_time := await last_use()) is None or use_time < begun + 2 * IDLE:
+        assert await _code(user_config, NAMESPACES.path()) == 200
         assert (await status()).get("hibernation") is None
         await asyncio.sleep(0.2)
     # The user leaves.
     await eventually(status, lambda found: found.get("phase") == "Hibernated", timeout=150.0)
-    used = await last_use()
+    use_time = await last_use()
 
-    # A stranger knows the name, wakes it, and keeps connections open. That shows no use.
-    nobody = dataclasses.replace(through, token=None)
-    worthless = dataclasses.replace(through, token="worthless")
+    # A client without valid credentials wakes the control plane and keeps connections open. That is no use.
+    anonymous_config = dataclasses.replace(user_config, token=None)
+    invalid_config = dataclasses.replace(user_config, token="worthless")
     allowed_to_all = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
-    answered: set[int] = set()
-    async with Client(nobody) as open_connection:
+    codes: set[int] = set()
+    async with Client(anonymous_config) as open_connection:
 
         async def strangers_come() -> dict[str, Any]:
-            for config, path in ((nobody, allowed_to_all), (worthless, NAMESPACES.path()), (nobody, NAMESPACES.path())):
-                answered.add(await _code(config, path))
+            for config, path in (
+                (anonymous_config, allowed_to_all),
+                (invalid_config, NAMESPACES.path()),
+                (anonymous_config, NAMESPACES.path()),
+            ):
+                codes.add(await _code(config, path))
             with contextlib.suppress(ApiError, Unreachable):
                 await open_connection.probe("/readyz")
             return await status()
 
-        await eventually(strangers_come, lambda found: found.get("phase") == "Ready" and 401 in answered, timeout=150.0)
+        await eventually(strangers_come, lambda found: found.get("phase") == "Ready" and 401 in codes, timeout=150.0)
         woken = _awake_since(await status())
-        found = await eventually(strangers_come, lambda found: "hibernation" in found, timeout=150.0)
-    assert found["hibernation"]["reason"] == "Idle"
-    assert datetime.fromisoformat(found["hibernation"]["since"]) >= woken + IDLE
-    assert await last_use() == used
-    assert answered >= {401, 403}
+        sleep_status = await eventually(strangers_come, lambda found: "hibernation" in found, timeout=150.0)
+    assert sleep_status["hibernation"]["reason"] == "Idle"
+    assert datetime.fromisoformat(sleep_status["hibernation"]["since"]) >= woken + IDLE
+    assert await last_use() == use_time
+    assert codes >= {401, 403}

@@ -1,4 +1,4 @@
-"""Which changes in flight the gateway names while a control plane is held."""
+"""Changes in flight that the gateway lists while a control plane is held."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kplane.gateway.in_flight import ChangesInFlight
 
 
 class Envoy:
-    """Writes lines, and can be asked to."""
+    """Fake Envoy that writes log lines, and records runtime values."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -59,15 +59,15 @@ def paths(envoy: Envoy, changes: ChangesInFlight) -> Callable[..., list[str]]:
     return after
 
 
-async def test_envoy_is_asked_once_and_the_file_is_emptied(envoy: Envoy, changes: ChangesInFlight) -> None:
+async def test_record_sets_runtime_once_and_truncates_log(envoy: Envoy, changes: ChangesInFlight) -> None:
     envoy.write("former")
-    for wanted in (True, True, False, False):
-        await changes.record(wanted=wanted)
+    for recording in (True, True, False, False):
+        await changes.record(wanted=recording)
     assert envoy.values == [100, 0]
     assert envoy.file.read_bytes() == b""
 
 
-def test_oldest_changes_of_the_control_plane_are_named(envoy: Envoy, paths: Callable[..., list[str]]) -> None:
+def test_oldest_returns_three_oldest_changes_of_control_plane(envoy: Envoy, paths: Callable[..., list[str]]) -> None:
     for number in (5, 4, 3, 2, 1):
         envoy.write(f"c{number}", began=f"170000000{number}.0")
     envoy.write("read", upstream="uid-one")
@@ -77,7 +77,7 @@ def test_oldest_changes_of_the_control_plane_are_named(envoy: Envoy, paths: Call
     assert paths(1) == ["/certificate", "/c1", "/c2"]
 
 
-def test_change_without_a_line_is_forgotten(envoy: Envoy, paths: Callable[..., list[str]]) -> None:
+def test_change_without_new_log_line_is_dropped(envoy: Envoy, paths: Callable[..., list[str]]) -> None:
     envoy.write("a")
     envoy.write("b")
     assert paths(1) == ["/a", "/b"]
@@ -86,7 +86,7 @@ def test_change_without_a_line_is_forgotten(envoy: Envoy, paths: Callable[..., l
     assert paths(4) == ["/b"]
 
 
-def test_hostile_text_is_cut_and_printable(envoy: Envoy, changes: ChangesInFlight) -> None:
+def test_change_description_is_truncated_and_printable(envoy: Envoy, changes: ChangesInFlight) -> None:
     envoy.write("a", path="/\x1b[2J" + "\u202e" + "y" * 10_000, method="M" * 1000)
     envoy.append(b"no JSON\n[]\n")
     envoy.write("broken", began="soon")
@@ -97,7 +97,7 @@ def test_hostile_text_is_cut_and_printable(envoy: Envoy, changes: ChangesInFligh
     assert (change.method, change.described["began"]) == (f"{'M' * 15}…", "2023-11-14T22:13:20Z")
 
 
-def test_memory_and_file_are_bounded(envoy: Envoy, changes: ChangesInFlight) -> None:
+def test_changes_in_flight_bound_memory_and_log_file(envoy: Envoy, changes: ChangesInFlight) -> None:
     for number in range(9000):
         envoy.write(f"c{number}", began=str(1_700_000_000 + number))
     for _ in range(3):

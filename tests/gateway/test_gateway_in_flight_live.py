@@ -1,4 +1,4 @@
-"""A hold is confirmed when no change is in flight, whatever became of Envoy's clusters meanwhile."""
+"""A hold is confirmed when no change is in flight, also after Envoy has replaced its clusters."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ from .slow_server import PATH, SlowServer
 pytestmark = pytest.mark.integration
 
 
-async def test_changes_of_a_cluster_that_was_replaced_are_in_flight(
-    slow: SlowServer, eventually: Callable[..., Any]
-) -> None:
+async def test_changes_of_replaced_cluster_stay_in_flight(slow: SlowServer, eventually: Callable[..., Any]) -> None:
     sent = {
         query: asyncio.create_task(slow.send(query, *headers, method=method, certificate=not headers))
         for query, method, headers in (
@@ -32,7 +30,7 @@ async def test_changes_of_a_cluster_that_was_replaced_are_in_flight(
         )
     }
     await eventually(lambda: slow.answers, lambda found: len(found) == len(sent))
-    # Its clusters are replaced, and are again what they were.
+    # Envoy replaces the clusters, and then restores the former clusters.
     await slow.serve(replace(slow.route, limits=Limits(requests_in_flight=300)))
     until = datetime.now(UTC) + timedelta(minutes=5)
     await slow.serve(replace(slow.route, held=Hold(until=until, asked="later")))
@@ -41,7 +39,7 @@ async def test_changes_of_a_cluster_that_was_replaced_are_in_flight(
         assert await slow.plane.quiet() == {}
         in_flight = slow.plane.in_flight["uid-one"]
         assert in_flight["count"] == 2
-        return [f"{each['method']} {each['path']} {each['client']}" for each in in_flight["oldest"]]
+        return [f"{change['method']} {change['path']} {change['client']}" for change in in_flight["oldest"]]
 
     path = "/api/v1/namespaces/default/configmaps 127.0.0.1"
     await eventually(named, lambda found: sorted(found) == [f"DELETE {path}", f"POST {path}"])
@@ -56,7 +54,7 @@ async def test_changes_of_a_cluster_that_was_replaced_are_in_flight(
     await sent["watch"]
 
 
-async def test_silent_change_gets_408_and_all_that_continues_stays(
+async def test_silent_request_gets_408_and_active_requests_continue(
     slow: SlowServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routing, "WAITING_IDLE_SECONDS", 3)
@@ -72,8 +70,8 @@ async def test_silent_change_gets_408_and_all_that_continues_stays(
             yield b"x"
 
     uploading = asyncio.create_task(slow.exchange(upload()))
-    lasting = http1(f"{PATH}?watch=true", token, "Content-Length: 1000")
-    with_body = asyncio.create_task(slow.exchange(lasting))
+    request = http1(f"{PATH}?watch=true", token, "Content-Length: 1000")
+    watch_with_body = asyncio.create_task(slow.exchange(request))
     requests = [
         http1(f"{PATH}?silent", *headers, body, method=method)
         for method in ("POST", "GET")
@@ -84,8 +82,8 @@ async def test_silent_change_gets_408_and_all_that_continues_stays(
     assert [statuses(answer) for answer in answers] == [[408]] * len(requests)
     assert statuses(await uploading) == [201]
     assert not watch.done()
-    assert not with_body.done()
-    with_body.cancel()
+    assert not watch_with_body.done()
+    watch_with_body.cancel()
     slow.may_answer("watch")
     assert statuses(await watch) == [201]
 
@@ -101,13 +99,13 @@ async def test_change_that_was_sent_gets_504_without_retry_after(
     for method in sent:
         slow.lost.add(method)
         slow.may_answer(method)
-    changed, read = await sent["DELETE"], await sent["GET"]
-    assert statuses(changed) == [504]
-    assert b"retry-after" not in changed.lower()
-    assert json.loads(changed.partition(b"\r\n\r\n")[2])["reason"] == "Timeout"
+    change_answer, read_answer = await sent["DELETE"], await sent["GET"]
+    assert statuses(change_answer) == [504]
+    assert b"retry-after" not in change_answer.lower()
+    assert json.loads(change_answer.partition(b"\r\n\r\n")[2])["reason"] == "Timeout"
     # A read may be repeated, as client-go does after a lost connection of its own.
-    assert statuses(read) == [503]
-    assert b"retry-after: 1" in read.lower()
+    assert statuses(read_answer) == [503]
+    assert b"retry-after: 1" in read_answer.lower()
 
 
 async def test_request_that_was_not_sent_gets_503_with_retry_after(

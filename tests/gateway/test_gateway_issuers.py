@@ -1,4 +1,4 @@
-"""Tokens of OIDC issuers, which the gateway verifies by the keys that an issuer publishes."""
+"""Tokens of OIDC issuers. The gateway verifies tokens with the keys that their issuer publishes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Provider:
         self.url = ""
         self.keys: dict[str, Any] = {"rsa": RSA}
         self.discovery: dict[str, Any] = {}
-        """Entries of the discovery document that are not as they should be."""
+        """Wrong entries of the discovery document."""
         self.fails = False
         self.padding = 0
         self.reads = 0
@@ -45,13 +45,13 @@ class Provider:
         self.reads += 1
         if self.fails:
             raise web.HTTPServiceUnavailable
-        found = {"issuer": self.issuer.url, "jwks_uri": f"{self.url}/keys"} | self.discovery
-        return web.json_response(found)
+        document = {"issuer": self.issuer.url, "jwks_uri": f"{self.url}/keys"} | self.discovery
+        return web.json_response(document)
 
     async def publish(self, request: web.Request) -> web.Response:
-        of = {"rsa": jwt.algorithms.RSAAlgorithm, "ec": jwt.algorithms.ECAlgorithm}
+        algorithms = {"rsa": jwt.algorithms.RSAAlgorithm, "ec": jwt.algorithms.ECAlgorithm}
         keys = [
-            json.loads(of[name.partition("-")[0]].to_jwk(key.public_key())) | {"kid": name, "use": "sig"}
+            json.loads(algorithms[name.partition("-")[0]].to_jwk(key.public_key())) | {"kid": name, "use": "sig"}
             for name, key in self.keys.items()
         ]
         secret = {"kty": "oct", "kid": "shared", "k": "c2VjcmV0" * 8}
@@ -61,7 +61,7 @@ class Provider:
         raise web.HTTPFound("/keys")
 
     def token(self, *, key: Any = RSA, kid: str | None = "rsa", algorithm: str = "RS256", **claims: Any) -> str:
-        good = {
+        defaults = {
             "iss": self.issuer.url,
             "aud": "kubernetes",
             "sub": "ada",
@@ -69,36 +69,36 @@ class Provider:
             "org": "acme",
         }
         header = {"kid": kid} if kid is not None else {}
-        return jwt.encode(good | claims, key, algorithm=algorithm, headers=header)
+        return jwt.encode(defaults | claims, key, algorithm=algorithm, headers=header)
 
 
 @pytest.fixture
 async def provider(tmp_path: Path) -> AsyncIterator[Provider]:
-    found, app = Provider(), web.Application()
-    app.router.add_get("/realm/.well-known/openid-configuration", found.discover)
-    app.router.add_get("/keys", found.publish)
-    app.router.add_get("/elsewhere", found.redirect)
+    provider, app = Provider(), web.Application()
+    app.router.add_get("/realm/.well-known/openid-configuration", provider.discover)
+    app.router.add_get("/keys", provider.publish)
+    app.router.add_get("/elsewhere", provider.redirect)
     async with serve_over_tls(app, tmp_path) as server:
         assert server.ca_data is not None
-        found.url = server.server
-        found.issuer = Issuer(
+        provider.url = server.server
+        provider.issuer = Issuer(
             url=f"{server.server}/realm/",
             audiences=frozenset({"kubernetes"}),
             certificate_authority=server.ca_data.decode(),
             required_claims=(("org", "acme"),),
         )
-        yield found
+        yield provider
 
 
 @pytest.fixture
 async def keys() -> AsyncIterator[IssuerKeys]:
-    found = IssuerKeys(clock=lambda: found.now)  # type: ignore[attr-defined]
-    found.now = 100.0  # type: ignore[attr-defined]
-    yield found
-    await found.aclose()
+    keys = IssuerKeys(clock=lambda: keys.now)  # type: ignore[attr-defined]
+    keys.now = 100.0  # type: ignore[attr-defined]
+    yield keys
+    await keys.aclose()
 
 
-async def test_accepts_tokens_that_a_published_key_signed(provider: Provider, keys: IssuerKeys) -> None:
+async def test_issuer_keys_accept_token_signed_by_published_key(provider: Provider, keys: IssuerKeys) -> None:
     provider.keys = {"rsa": RSA, "ec": EC}
     tokens = [
         provider.token(),
@@ -110,11 +110,11 @@ async def test_accepts_tokens_that_a_published_key_signed(provider: Provider, ke
     assert provider.reads == 1
 
 
-async def test_refuses_tokens_that_no_published_key_signed(provider: Provider, keys: IssuerKeys) -> None:
-    stranger = rsa.generate_private_key(65537, 2048)
+async def test_issuer_keys_refuse_token_not_signed_by_published_key(provider: Provider, keys: IssuerKeys) -> None:
+    other_key = rsa.generate_private_key(65537, 2048)
     tokens = [
-        provider.token(key=stranger),
-        provider.token(key=stranger, kid=None),
+        provider.token(key=other_key),
+        provider.token(key=other_key, kid=None),
         provider.token(kid="unknown"),
         provider.token(key="c2VjcmV0" * 8, kid="shared", algorithm="HS256"),
         provider.token()[:-4] + "AAAA",
@@ -127,19 +127,17 @@ async def test_refuses_tokens_that_no_published_key_signed(provider: Provider, k
     assert [await keys.has_signed(provider.issuer, token) for token in tokens] == [False] * len(tokens)
 
 
-async def test_reads_keys_again_for_an_unknown_name_and_not_for_each_request(
-    provider: Provider, keys: IssuerKeys
-) -> None:
+async def test_issuer_keys_are_read_again_once_for_unknown_key_id(provider: Provider, keys: IssuerKeys) -> None:
     assert await keys.has_signed(provider.issuer, provider.token())
-    provider.keys["rsa-2"] = new = rsa.generate_private_key(65537, 2048)
-    token = provider.token(key=new, kid="rsa-2")
+    provider.keys["rsa-2"] = new_key = rsa.generate_private_key(65537, 2048)
+    token = provider.token(key=new_key, kid="rsa-2")
     assert not await keys.has_signed(provider.issuer, token)
     keys.now += 11  # type: ignore[attr-defined]
-    found = await asyncio.gather(*(keys.has_signed(provider.issuer, token) for _ in range(20)))
-    assert (found, provider.reads) == ([True] * 20, 2)
+    results = await asyncio.gather(*(keys.has_signed(provider.issuer, token) for _ in range(20)))
+    assert (results, provider.reads) == ([True] * 20, 2)
 
 
-async def test_keys_count_on_while_the_issuer_does_not_answer(provider: Provider, keys: IssuerKeys) -> None:
+async def test_issuer_keys_stay_valid_while_issuer_is_unavailable(provider: Provider, keys: IssuerKeys) -> None:
     assert await keys.has_signed(provider.issuer, provider.token())
     provider.fails = True
     keys.now += 7200  # type: ignore[attr-defined]
@@ -147,7 +145,7 @@ async def test_keys_count_on_while_the_issuer_does_not_answer(provider: Provider
     assert provider.reads == 2
 
 
-async def test_without_keys_it_says_so_and_asks_seldom(provider: Provider, keys: IssuerKeys) -> None:
+async def test_issuer_keys_raise_unavailable_and_limit_reads(provider: Provider, keys: IssuerKeys) -> None:
     provider.fails = True
     for _ in range(5):
         with pytest.raises(KeysUnavailable, match="answered 503"):
@@ -158,10 +156,10 @@ async def test_without_keys_it_says_so_and_asks_seldom(provider: Provider, keys:
     assert await keys.has_signed(provider.issuer, provider.token())
 
 
-async def test_a_client_that_goes_does_not_end_the_reading(provider: Provider, keys: IssuerKeys) -> None:
-    asked = asyncio.create_task(keys.has_signed(provider.issuer, provider.token()))
+async def test_issuer_keys_read_continues_when_caller_is_cancelled(provider: Provider, keys: IssuerKeys) -> None:
+    call = asyncio.create_task(keys.has_signed(provider.issuer, provider.token()))
     await asyncio.sleep(0)
-    asked.cancel()
+    call.cancel()
     assert await keys.has_signed(provider.issuer, provider.token())
     assert provider.reads == 1
 
@@ -176,7 +174,7 @@ async def test_a_client_that_goes_does_not_end_the_reading(provider: Provider, k
         ({"jwks_uri": "keys", "padding": "x" * (1 << 20)}, "more than"),
     ],
 )
-async def test_refuses_documents_that_are_not_of_the_issuer(
+async def test_issuer_keys_refuse_invalid_discovery_document(
     provider: Provider, keys: IssuerKeys, discovery: dict[str, Any], why: str
 ) -> None:
     if discovery.get("jwks_uri") in {"elsewhere", "keys"}:
@@ -186,21 +184,21 @@ async def test_refuses_documents_that_are_not_of_the_issuer(
         await keys.has_signed(provider.issuer, provider.token())
 
 
-async def test_refuses_issuers_with_too_many_keys(provider: Provider, keys: IssuerKeys) -> None:
+async def test_issuer_keys_refuse_more_than_64_keys(provider: Provider, keys: IssuerKeys) -> None:
     provider.keys = {f"rsa-{number}": RSA for number in range(65)}
     with pytest.raises(KeysUnavailable, match="may have 64"):
         await keys.has_signed(provider.issuer, provider.token(kid="rsa-1"))
 
 
-async def test_only_the_configured_ca_counts(provider: Provider, keys: IssuerKeys) -> None:
+async def test_issuer_keys_are_unavailable_without_ca_of_issuer(provider: Provider, keys: IssuerKeys) -> None:
     for authority in (None, "damaged"):
-        other = Issuer(url=provider.issuer.url, audiences=provider.issuer.audiences, certificate_authority=authority)
+        issuer = Issuer(url=provider.issuer.url, audiences=provider.issuer.audiences, certificate_authority=authority)
         with pytest.raises(KeysUnavailable):
-            await keys.has_signed(other, provider.token())
+            await keys.has_signed(issuer, provider.token())
     assert provider.reads == 0
 
 
-async def test_claims_are_checked_before_the_issuer_is_asked(provider: Provider) -> None:
+async def test_issuer_of_returns_none_for_unaccepted_claims(provider: Provider) -> None:
     trust = TokenTrust(issuers=(provider.issuer,))
     assert issuer_of(trust, provider.token(), now=NOW) == provider.issuer
     for claims in (
@@ -216,8 +214,8 @@ async def test_claims_are_checked_before_the_issuer_is_asked(provider: Provider)
     assert issuer_of(trust, "a" * (64 << 10), now=NOW) is None
 
 
-async def test_trust_is_read_as_the_operator_writes_it(provider: Provider) -> None:
-    written = {
+async def test_token_trust_parses_issuers_of_operator(provider: Provider) -> None:
+    document = {
         "issuers": [
             {
                 "issuerURL": provider.issuer.url,
@@ -227,4 +225,4 @@ async def test_trust_is_read_as_the_operator_writes_it(provider: Provider) -> No
             }
         ]
     }
-    assert TokenTrust.from_json(json.dumps(written).encode(), keys=()).issuers == (provider.issuer,)
+    assert TokenTrust.from_json(json.dumps(document).encode(), keys=()).issuers == (provider.issuer,)

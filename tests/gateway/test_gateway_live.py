@@ -1,4 +1,4 @@
-"""A real Envoy in front of real API servers: what clients see, and what changes do not disturb."""
+"""A real Envoy in front of real API servers: identities, responses, and updates without interruption."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ NODES = Resource("v1", "Node", "nodes", namespaced=False)
 async def _who(client: Client) -> dict[str, Any]:
     kind = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
     answer = await client.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", body=kind)
-    found: dict[str, Any] = answer["status"]["userInfo"]
-    return found
+    user_info: dict[str, Any] = answer["status"]["userInfo"]
+    return user_info
 
 
 async def _refusal(client: Client, path: str = "/api/v1/namespaces") -> ApiError:
@@ -48,22 +48,22 @@ async def _refusal(client: Client, path: str = "/api/v1/namespaces") -> ApiError
     return caught.value
 
 
-async def test_a_user_with_a_certificate_is_who_it_is_at_the_api_server(gateway: Gateway) -> None:
+async def test_certificate_user_has_same_identity_as_without_gateway(gateway: Gateway) -> None:
     pair = issue_client(
         gateway.tenants["one"].authorities.client, user="jürgen", groups=("sales", "it, ops", "%REQ(x)%")
     )
     identity = {"client_certificate": pair.certificate, "client_key": pair.key}
-    direct = dataclasses.replace(gateway.tenants["one"].config, **identity)
-    async with Client(direct, field_manager="kplane") as client:
+    direct_config = dataclasses.replace(gateway.tenants["one"].config, **identity)
+    async with Client(direct_config, field_manager="kplane") as client:
         expected = await _who(client)
     async with Client(gateway.config("one", **identity), field_manager="kplane") as client:
-        found = await _who(client)
-    assert sorted(found.pop("groups")) == sorted(expected.pop("groups"))
-    assert found == expected
-    assert found["username"] == "jürgen"
+        user_info = await _who(client)
+    assert sorted(user_info.pop("groups")) == sorted(expected.pop("groups"))
+    assert user_info == expected
+    assert user_info["username"] == "jürgen"
 
 
-async def test_a_certificate_counts_at_the_tenant_whose_ca_issued_it_alone(gateway: Gateway) -> None:
+async def test_certificate_is_accepted_only_by_tenant_of_its_ca(gateway: Gateway) -> None:
     async with Client(gateway.user("one", "admin", groups=MASTERS), field_manager="kplane") as client:
         assert (await client.list(NAMESPACES)).items
     async with Client(gateway.user("one", "admin", groups=MASTERS, path="two"), field_manager="kplane") as client:
@@ -74,7 +74,7 @@ async def test_a_certificate_counts_at_the_tenant_whose_ca_issued_it_alone(gatew
         assert (await _refusal(client)).status == 401
 
 
-async def test_a_resumed_connection_has_the_same_user(gateway: Gateway, tmp_path: Path) -> None:
+async def test_resumed_tls_session_keeps_its_user(gateway: Gateway, tmp_path: Path) -> None:
     certificate = tmp_path / "client.pem"
     pair = issue_client(gateway.tenants["one"].authorities.client, user="admin", groups=MASTERS)
     certificate.write_bytes(pair.certificate + pair.key)
@@ -83,22 +83,22 @@ async def test_a_resumed_connection_has_the_same_user(gateway: Gateway, tmp_path
     def ask(path: str, session: ssl.SSLSession | None) -> tuple[bytes, ssl.SSLSession | None, bool | None]:
         address = gateway.serving.host, gateway.serving.port
         with (
-            socket.create_connection(address, timeout=30) as plain,
-            context.wrap_socket(plain, server_hostname="localhost", session=session) as connection,
+            socket.create_connection(address, timeout=30) as plain_socket,
+            context.wrap_socket(plain_socket, server_hostname="localhost", session=session) as connection,
         ):
             connection.sendall(http1(f"/clusters/{path}/control-plane/api/v1/namespaces/kube-system"))
             return connection.recv(65536), connection.session, connection.session_reused
 
     answer, session, _ = await asyncio.to_thread(ask, "one", None)
     assert answer.startswith(b"HTTP/1.1 200")
-    again, _, reused = await asyncio.to_thread(ask, "one", session)
+    resumed_answer, _, reused = await asyncio.to_thread(ask, "one", session)
     assert reused
-    assert again.startswith(b"HTTP/1.1 200")
-    other, _, _ = await asyncio.to_thread(ask, "two", session)
-    assert other.startswith(b"HTTP/1.1 401")
+    assert resumed_answer.startswith(b"HTTP/1.1 200")
+    other_answer, _, _ = await asyncio.to_thread(ask, "two", session)
+    assert other_answer.startswith(b"HTTP/1.1 401")
 
 
-async def test_tokens_pass_and_count_where_they_were_issued(gateway: Gateway) -> None:
+async def test_token_is_accepted_only_by_tenant_that_issued_it(gateway: Gateway) -> None:
     async with Client(gateway.tenants["one"].config, field_manager="kplane") as direct:
         token = await controllers_token(direct, account=f"robot-{gateway.serving.port}")
     async with Client(gateway.config("one", token=token), field_manager="kplane") as client:
@@ -107,31 +107,33 @@ async def test_tokens_pass_and_count_where_they_were_issued(gateway: Gateway) ->
         assert (await _refusal(client)).status == 401
 
 
-async def test_each_request_is_a_line_of_json_that_tells_no_secret(
-    gateway: Gateway, eventually: Callable[..., Any]
-) -> None:
+async def test_access_log_entry_is_json_without_token(gateway: Gateway, eventually: Callable[..., Any]) -> None:
     async with Client(gateway.config("one", token="aaaa.secret.cccc"), field_manager="kplane") as client:
         assert (await _refusal(client)).status == 401
 
     def lines() -> list[dict[str, Any]]:
-        # Envoy writes its own log there, too.
+        # Envoy writes its own log to the same file.
         log = gateway.runtime.log_path("envoy").read_text()
         assert "secret" not in log
         return [json.loads(line) for line in log.splitlines() if line.startswith("{")]
 
-    found = await eventually(lines, lambda found: any(line["code"] == 401 for line in found))
-    (refused,) = [line for line in found if line["code"] == 401]
-    assert (refused["method"], refused["path"], refused["controlPlane"]) == ("GET", "/api/v1/namespaces", "one")
+    entries = await eventually(lines, lambda found: any(line["code"] == 401 for line in found))
+    (entry,) = [line for line in entries if line["code"] == 401]
+    assert (entry["method"], entry["path"], entry["controlPlane"]) == ("GET", "/api/v1/namespaces", "one")
 
 
-async def test_it_answers_as_an_api_server_where_there_is_none(
+async def test_gateway_returns_kubernetes_status_without_api_server(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A request to an API server that does not answer waits for a short time.
+    # Shortens the wait for an API server that does not answer.
     monkeypatch.setattr(readiness, "_MAX_RETRIES", 2)
-    absent = Route(key="uid-gone", cluster_path="gone", upstream=None, why_absent="it failed, and the reason is this")
-    nobody = await _upstream_of_nobody(gateway)
-    await gateway.serve(*gateway.routes, absent, Route(key="uid-dead", cluster_path="dead", upstream=nobody))
+    absent_route = Route(
+        key="uid-gone", cluster_path="gone", upstream=None, why_absent="it failed, and the reason is this"
+    )
+    dead_upstream = await _upstream_of_nobody(gateway)
+    await gateway.serve(
+        *gateway.routes, absent_route, Route(key="uid-dead", cluster_path="dead", upstream=dead_upstream)
+    )
     async with Client(gateway.config("gone"), field_manager="kplane") as client:
         assert (await _refusal(client)).status == 401
     for identity in ({"token": "x"}, _identity(gateway, "one")):
@@ -154,15 +156,15 @@ async def test_it_answers_as_an_api_server_where_there_is_none(
         (400, http1(path, "Content-Length: 1", "Transfer-Encoding: chunked")),
     ):
         answer = await exchange(gateway.serving.port, sent, ca=gateway.ca)
-        told = json.loads(answer.partition(b"\r\n\r\n")[2])
-        assert (told["kind"], told["code"], statuses(answer)) == ("Status", code, [code])
+        status = json.loads(answer.partition(b"\r\n\r\n")[2])
+        assert (status["kind"], status["code"], statuses(answer)) == ("Status", code, [code])
 
 
 async def _upstream_of_nobody(gateway: Gateway) -> Upstream:
-    found = gateway.routes[0].upstream
-    assert found is not None
-    # Port 1 of the loopback address: nobody listens there.
-    return dataclasses.replace(found, port=1)
+    upstream = gateway.routes[0].upstream
+    assert upstream is not None
+    # Port 1 of the loopback address has no listener.
+    return dataclasses.replace(upstream, port=1)
 
 
 def _identity(gateway: Gateway, name: str) -> dict[str, Any]:
@@ -171,7 +173,7 @@ def _identity(gateway: Gateway, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-async def test_kubectl_works_by_certificate_and_by_token(gateway: Gateway, kubectl: Any, tmp_path: Path) -> None:
+async def test_kubectl_works_with_certificate_and_with_token(gateway: Gateway, kubectl: Any, tmp_path: Path) -> None:
     async with Client(gateway.tenants["one"].config, field_manager="kplane") as direct:
         token = await controllers_token(direct, account=f"kubectl-{gateway.serving.port}")
     server = gateway.config("one").server
@@ -188,22 +190,22 @@ async def test_kubectl_works_by_certificate_and_by_token(gateway: Gateway, kubec
         assert "configmaps" in await kubectl(kubeconfig, "api-resources", "--cached=false")
         text = json.dumps(manifest)
         assert "large" in await kubectl(kubeconfig, "apply", "--server-side", "-f", "-", stdin=text)
-        found = await kubectl(kubeconfig, "get", "configmap", "large", "-o", "jsonpath={.data.text}")
-        assert len(found) == 900_000
-        listed = await kubectl(kubeconfig, "get", "clusterroles", "--chunk-size=10", "-o", "name")
-        assert len(listed.splitlines()) > 50
+        stored_text = await kubectl(kubeconfig, "get", "configmap", "large", "-o", "jsonpath={.data.text}")
+        assert len(stored_text) == 900_000
+        output = await kubectl(kubeconfig, "get", "clusterroles", "--chunk-size=10", "-o", "name")
+        assert len(output.splitlines()) > 50
         await kubectl(kubeconfig, "delete", "configmap", "large")
 
 
 @pytest.mark.slow
-async def test_the_controllers_of_kubernetes_work_through_it(
+async def test_kube_controller_manager_works_through_gateway(
     gateway: Gateway, binaries: Any, tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
-    """The official client-go, over HTTP/2, with a client certificate."""
+    """Uses the official client-go over HTTP/2, with a client certificate."""
     config = gateway.user("one", "system:kube-controller-manager", groups=MASTERS)
-    chosen = "--controllers=serviceaccount-controller,namespace-controller"
+    controllers = "--controllers=serviceaccount-controller,namespace-controller"
     async with (
-        running_controllers(config, chosen, binaries=binaries, directory=tmp_path),
+        running_controllers(config, controllers, binaries=binaries, directory=tmp_path),
         Client(gateway.tenants["one"].config, field_manager="kplane") as direct,
     ):
         namespace = await works(direct, eventually)
@@ -212,7 +214,7 @@ async def test_the_controllers_of_kubernetes_work_through_it(
 
 
 @pytest.mark.slow
-async def test_the_scheduler_of_kubernetes_works_through_it(
+async def test_kube_scheduler_works_through_gateway(
     gateway: Gateway, binaries: Any, tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
     config = gateway.user("one", "system:kube-scheduler", groups=MASTERS)
@@ -221,31 +223,34 @@ async def test_the_scheduler_of_kubernetes_works_through_it(
         running_program("kube-scheduler", config, binaries=binaries, directory=tmp_path),
         Client(gateway.tenants["one"].config, field_manager="kplane") as direct,
     ):
-        room = {"cpu": "4", "memory": "8Gi", "pods": "10"}
-        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
+        capacity = {"cpu": "4", "memory": "8Gi", "pods": "10"}
+        condition = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
         await direct.create(
             NODES,
-            {"metadata": {"name": name}, "status": {"capacity": room, "allocatable": room, "conditions": [ready]}},
+            {
+                "metadata": {"name": name},
+                "status": {"capacity": capacity, "allocatable": capacity, "conditions": [condition]},
+            },
         )
         await direct.apply(SERVICE_ACCOUNTS, {"metadata": {"name": "default", "namespace": "default"}}, force=True)
         spec = {
             "containers": [{"name": "web", "image": "web"}],
-            # No controller takes the taint of new nodes away.
+            # No controller removes the taint of new nodes.
             "tolerations": [{"operator": "Exists"}],
         }
         await direct.create(PODS, {"metadata": {"name": name, "namespace": "default"}, "spec": spec})
 
         async def node() -> str | None:
-            found = await direct.get(PODS, name, namespace="default")
-            return found["spec"].get("nodeName")
+            pod = await direct.get(PODS, name, namespace="default")
+            return pod["spec"].get("nodeName")
 
         assert await eventually(node) == name
         await direct.delete(PODS, name, namespace="default")
         await direct.delete(NODES, name)
 
 
-async def test_a_connection_is_upgraded(gateway: Gateway, tmp_path: Path) -> None:
-    """By a watch over WebSocket, as exec needs a kubelet."""
+async def test_websocket_watch_passes_through_gateway(gateway: Gateway, tmp_path: Path) -> None:
+    """A watch over WebSocket stands for exec, which needs a kubelet."""
     pair = issue_client(gateway.tenants["one"].authorities.client, user="admin", groups=MASTERS)
     certificate = tmp_path / "client.pem"
     certificate.write_bytes(pair.certificate + pair.key)
@@ -289,48 +294,53 @@ async def _watching(
         writer.close()
 
 
-async def test_changes_of_others_drop_no_watch_and_no_request(
+async def test_changes_of_other_routes_interrupt_no_watch_or_request(
     gateway: Gateway, tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
     certificate = tmp_path / "client.pem"
     pair = issue_client(gateway.tenants["one"].authorities.client, user="admin", groups=MASTERS)
     certificate.write_bytes(pair.certificate + pair.key)
-    one, two = gateway.route("one"), gateway.route("two")
+    route_one, route_two = gateway.route("one"), gateway.route("two")
     namespace = f"watched-{gateway.serving.port}"
-    made: list[str] = []
+    created_names: list[str] = []
     async with Client(gateway.user("one", "admin", groups=MASTERS), field_manager="kplane") as client:
         await client.create(NAMESPACES, manifest("v1", "Namespace", namespace))
-        async with _watching(gateway, namespace, certificate) as (seen, watch):
+        async with _watching(gateway, namespace, certificate) as (seen_names, watch):
             stop = asyncio.Event()
 
             async def load() -> None:
                 while not stop.is_set():
-                    name = f"made-{len(made)}"
+                    name = f"made-{len(created_names)}"
                     await client.create(CONFIG_MAPS, manifest("v1", "ConfigMap", name, namespace=namespace))
-                    made.append(name)
+                    created_names.append(name)
 
             loading = asyncio.create_task(load())
             for number in range(5):
-                others = [
-                    gateway.route("two", path=f"other-{number}-{each}", key=f"uid-{number}-{each}") for each in range(4)
+                other_routes = [
+                    gateway.route("two", path=f"other-{number}-{index}", key=f"uid-{number}-{index}")
+                    for index in range(4)
                 ]
-                assert await gateway.serve(one, *others) == {}
-                assert await gateway.serve(one, two) == {}
-            renewed = gateway.route("one")
-            assert await gateway.serve(renewed, two) == {}
+                assert await gateway.serve(route_one, *other_routes) == {}
+                assert await gateway.serve(route_one, route_two) == {}
+            renewed_route = gateway.route("one")
+            assert await gateway.serve(renewed_route, route_two) == {}
             stop.set()
             await loading
-            assert len(made) > 10
-            await eventually(lambda: [name for name in seen if name in made], lambda found: found == made)
+            assert len(created_names) > 10
+            await eventually(
+                lambda: [name for name in seen_names if name in created_names], lambda found: found == created_names
+            )
             assert not watch.done()
 
 
-async def test_a_route_that_envoy_refuses_keeps_back_no_other(gateway: Gateway) -> None:
-    two = gateway.route("two")
-    assert two.upstream is not None
-    bad = Route(key="uid-bad", cluster_path="bad", upstream=dataclasses.replace(two.upstream, ca=b"none"))
-    worse = dataclasses.replace(gateway.route("one"), upstream=dataclasses.replace(two.upstream, ca=b"none"))
-    refused = await gateway.serve(worse, two, bad)
+async def test_refused_route_does_not_block_other_routes(gateway: Gateway) -> None:
+    route_two = gateway.route("two")
+    assert route_two.upstream is not None
+    bad_route = Route(key="uid-bad", cluster_path="bad", upstream=dataclasses.replace(route_two.upstream, ca=b"none"))
+    changed_route = dataclasses.replace(
+        gateway.route("one"), upstream=dataclasses.replace(route_two.upstream, ca=b"none")
+    )
+    refused = await gateway.serve(changed_route, route_two, bad_route)
     assert set(refused) == {"uid-bad", "uid-one"}
     for name in ("one", "two"):
         async with Client(gateway.user(name, "admin", groups=MASTERS), field_manager="kplane") as client:
@@ -339,19 +349,19 @@ async def test_a_route_that_envoy_refuses_keeps_back_no_other(gateway: Gateway) 
         assert "the gateway cannot serve" in str(await _refusal(client))
 
 
-async def test_an_api_server_that_moves_is_found_at_its_new_address(gateway: Gateway) -> None:
-    here, there = gateway.route("one"), gateway.route("two", path="one", key="uid-one")
+async def test_gateway_uses_new_address_of_moved_api_server(gateway: Gateway) -> None:
+    old_route, new_route = gateway.route("one"), gateway.route("two", path="one", key="uid-one")
     async with Client(gateway.user("one", "admin", groups=MASTERS), field_manager="kplane") as client:
         assert (await client.list(NAMESPACES)).items
-    assert here.key == there.key
-    await gateway.serve(there, gateway.route("two"))
+    assert old_route.key == new_route.key
+    await gateway.serve(new_route, gateway.route("two"))
     async with Client(gateway.user("two", "admin", groups=MASTERS, path="one"), field_manager="kplane") as client:
         assert (await client.list(NAMESPACES)).items
     async with Client(gateway.user("one", "admin", groups=MASTERS), field_manager="kplane") as client:
         assert (await _refusal(client)).status == 401
 
 
-async def test_a_killed_envoy_is_back_with_the_last_good_configuration(
+async def test_killed_envoy_restarts_with_last_good_configuration(
     gateway: Gateway, eventually: Callable[..., Any]
 ) -> None:
     assert await gateway.plane.ready()
@@ -363,17 +373,17 @@ async def test_a_killed_envoy_is_back_with_the_last_good_configuration(
         assert (await client.list(NAMESPACES)).items
 
 
-async def test_the_serving_certificate_is_exchanged_while_connections_stay(
+async def test_serving_certificate_is_replaced_without_disconnects(
     gateway: Gateway, tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
     from kplane.pki.primitives import issue_serving
 
     authority = create_authority("gateway-2")
     pair = issue_serving(authority, common_name="gateway", hosts=["127.0.0.1", "localhost"])
-    changed = dataclasses.replace(gateway.serving, certificate=routes.KeyPair(pair.certificate, pair.key))
+    serving = dataclasses.replace(gateway.serving, certificate=routes.KeyPair(pair.certificate, pair.key))
     async with Client(gateway.user("one", "admin", groups=MASTERS), field_manager="kplane") as client:
         await client.list(NAMESPACES)
-        await gateway.plane.apply(gateway.routes, serving=changed)
+        await gateway.plane.apply(gateway.routes, serving=serving)
         await client.list(NAMESPACES)
     identity = _identity(gateway, "one")
     async with Client(

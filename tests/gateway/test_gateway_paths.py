@@ -1,4 +1,4 @@
-"""Which control plane a path leads to: the same one, however a program further on reads the path."""
+"""A path leads to the same control plane in each way in which a program may parse the path."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def _readings(path: str) -> list[str]:
 @example("/clusters/one/control-plane//clusters/two/control-plane")
 @example("/clusters/one/control-plane/..")
 @example("/clusters/one/control-plane/..?x")
-def test_all_readings_of_a_path_lead_to_one_control_plane(path: str) -> None:
+def test_routed_path_names_same_control_plane_in_all_readings(path: str) -> None:
     name = routed(path)
     if name is not None:
         assert {tenant_of(reading) for reading in _readings(path)} == {name}
 
 
 @given(paths)
-def test_the_authorizer_and_envoy_read_a_path_alike(path: str) -> None:
+def test_tenant_of_agrees_with_tenant_path_and_routed(path: str) -> None:
     assert (tenant_of(path) is not None) == (re.fullmatch(TENANT_PATH, path) is not None)
     name = routed(path)
     if name is not None:
@@ -57,5 +57,5 @@ def test_the_authorizer_and_envoy_read_a_path_alike(path: str) -> None:
         "/clusters/one/control-plane/api/v1/namespaces/a/services/https:web:443/proxy//x/.well-known/y.",
     ],
 )
-def test_what_clients_of_kubernetes_send_is_not_refused(path: str) -> None:
+def test_paths_of_kubernetes_clients_are_routed(path: str) -> None:
     assert routed(path) == "one"

@@ -1,4 +1,4 @@
-"""Envoy reads paths as the model of `test_gateway_paths.py` does."""
+"""Envoy routes paths as the model of `path_model.py` does, which `test_gateway_paths.py` checks."""
 
 from __future__ import annotations
 
@@ -27,38 +27,43 @@ _PATHS = 1500
 
 
 @pytest.mark.slow
-async def test_envoy_routes_as_the_model_does(envoy: Path, tmp_path: Path, hold_port: Callable[[], int]) -> None:
-    """Each control plane is one that is absent, so that the answer names it."""
-    chosen = random.Random(20261122)
-    paths = {chosen.choice(BEGINNINGS) + "".join(chosen.choices(PIECES, k=chosen.randrange(8))) for _ in range(_PATHS)}
-    served = [Route(key=f"uid-{name}", cluster_path=name, upstream=None, why_absent=name) for name in TENANTS]
+async def test_envoy_routes_path_to_control_plane_of_model(
+    envoy: Path, tmp_path: Path, hold_port: Callable[[], int]
+) -> None:
+    """Each control plane is absent, so that the 503 response names the control plane."""
+    generator = random.Random(20261122)
+    paths = {
+        generator.choice(BEGINNINGS) + "".join(generator.choices(PIECES, k=generator.randrange(8)))
+        for _ in range(_PATHS)
+    }
+    routes = [Route(key=f"uid-{name}", cluster_path=name, upstream=None, why_absent=name) for name in TENANTS]
     authority = create_authority("gateway")
     pair = issue_serving(authority, common_name="gateway", hosts=["localhost"])
     serving = Serving(host="127.0.0.1", port=hold_port(), certificate=KeyPair(pair.certificate, pair.key))
     directory = tmp_path / "gateway"
     directory.mkdir(mode=0o700)
-    found: dict[str, str | None] = {}
-    turns = asyncio.Semaphore(16)
+    names: dict[str, str | None] = {}
+    slots = asyncio.Semaphore(16)
 
     async def ask(path: str) -> None:
-        async with turns:
+        async with slots:
             answer = await exchange(serving.port, http1(path, "Authorization: Bearer x"), ca=authority.certificate)
         (code,) = statuses(answer)
         assert code in {400, 401, 404, 503}, answer
-        found[path] = json.loads(answer.partition(b"\r\n\r\n")[2])["message"] if code == 503 else None
+        names[path] = json.loads(answer.partition(b"\r\n\r\n")[2])["message"] if code == 503 else None
 
     async with ProcessRuntime(tmp_path / "runtime", programs=[]) as runtime:
         validate = EnvoyValidator(envoy, directory=directory)
         plane = DataPlane(directory, validate=validate, program=envoy, runtime=runtime, waker=no_waker(), workers=1)
         async with plane.running():
             try:
-                await plane.apply(served, serving=serving)
+                await plane.apply(routes, serving=serving)
                 async with asyncio.TaskGroup() as group:
                     for path in paths:
                         group.create_task(ask(path))
             finally:
                 await plane.stop()
-    # Envoy refuses a fragment before it looks for a route.
+    # Envoy refuses a path with a fragment before it matches routes.
     expected = {path: None if "#" in path else routed(path) for path in paths}
-    assert {path: found[path] for path in paths if found[path] != expected[path]} == {}
-    assert sum(name is not None for name in found.values()) > 50
+    assert {path: names[path] for path in paths if names[path] != expected[path]} == {}
+    assert sum(name is not None for name in names.values()) > 50

@@ -1,4 +1,4 @@
-"""How a replica of the gateway says that it is there."""
+"""Lease by which a replica of the gateway reports its presence and its progress."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from kplane.provider import Client
 from kplane.provider.aio.cancellation import end_tasks
 
 
-def test_gateways_of_one_machine_have_names_of_their_own(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    for directory in (one, two):
+def test_replica_name_is_unique_and_stable_per_directory(tmp_path: Path) -> None:
+    first_directory, second_directory = tmp_path / "one", tmp_path / "two"
+    for directory in (first_directory, second_directory):
         directory.mkdir()
-    assert replica_of(one) != replica_of(two)
-    assert replica_of(one) == replica_of(one)
+    assert replica_of(first_directory) != replica_of(second_directory)
+    assert replica_of(first_directory) == replica_of(first_directory)
 
 
 class Leases:
-    """Stands for the client: the annotations of the Lease, as often as it was written."""
+    """Fake client that records the annotations of each write of the Lease."""
 
     def __init__(self) -> None:
         self.written: list[dict[str, str]] = []
@@ -46,7 +46,7 @@ class Plane:
         return {}
 
 
-async def test_presence_says_what_is_served_once_for_many_changes(eventually: Callable[..., Any]) -> None:
+async def test_presence_batches_many_changes_into_few_lease_writes(eventually: Callable[..., Any]) -> None:
     leases, served = Leases(), list[Progress]()
     presence = Presence(
         cast("Client", leases),
@@ -56,7 +56,7 @@ async def test_presence_says_what_is_served_once_for_many_changes(eventually: Ca
         served=lambda: served[-1] if served else None,
     )
     assert not presence.is_current
-    running = asyncio.create_task(presence.run())
+    task = asyncio.create_task(presence.run())
     try:
         await eventually(lambda: leases.written)
         assert SERVED_ANNOTATION not in leases.written[-1], "a replica that starts serves nothing yet"
@@ -65,26 +65,28 @@ async def test_presence_says_what_is_served_once_for_many_changes(eventually: Ca
             served.append(Progress(7, version))
             presence.look()
             await asyncio.sleep(0)
-        told = {"controlplanes": "7", "secrets": "100"}
-        await eventually(lambda: json.loads(leases.written[-1].get(SERVED_ANNOTATION, "{}")), lambda last: last == told)
+        progress = {"controlplanes": "7", "secrets": "100"}
+        await eventually(
+            lambda: json.loads(leases.written[-1].get(SERVED_ANNOTATION, "{}")), lambda last: last == progress
+        )
         assert len(leases.written) <= 3
     finally:
-        await end_tasks([running])
+        await end_tasks([task])
 
 
-async def test_presence_names_changes_in_flight_until_there_are_none(eventually: Callable[..., Any]) -> None:
+async def test_presence_annotates_changes_in_flight_until_they_end(eventually: Callable[..., Any]) -> None:
     leases, plane = Leases(), Plane()
     presence = Presence(cast("Client", leases), cast("DataPlane", plane), namespace="kplane-gateway", replica="replica")
-    running = asyncio.create_task(presence.run())
+    task = asyncio.create_task(presence.run())
     try:
         await eventually(lambda: leases.written)
         assert IN_FLIGHT_ANNOTATION not in leases.written[-1]
         plane.in_flight = {"uid-one": {"count": 1, "oldest": []}}
         presence.look()
-        told = await eventually(lambda: leases.written[-1].get(IN_FLIGHT_ANNOTATION))
-        assert json.loads(told) == plane.in_flight
+        annotation = await eventually(lambda: leases.written[-1].get(IN_FLIGHT_ANNOTATION))
+        assert json.loads(annotation) == plane.in_flight
         plane.in_flight = {}
         presence.look()
         await eventually(lambda: IN_FLIGHT_ANNOTATION not in leases.written[-1])
     finally:
-        await end_tasks([running])
+        await end_tasks([task])

@@ -1,4 +1,4 @@
-"""The gateway as a process, beside a management cluster: what it follows, and what survives a kill."""
+"""The gateway as a process beside a management cluster: published control planes, and service after kills."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ async def management(api_server: Handle) -> AsyncIterator[Client]:
 async def process(
     api_server: Handle, envoy: Path, tmp_path: Path, hold_port: Callable[[], int]
 ) -> AsyncIterator[Process]:
-    async with gateway_process(api_server, tmp_path, envoy=envoy, hold_port=hold_port) as made:
-        yield made
+    async with gateway_process(api_server, tmp_path, envoy=envoy, hold_port=hold_port) as process:
+        yield process
 
 
 @pytest.fixture
 async def acme(management: Client, running_tenants: dict[str, Tenant]) -> AsyncIterator[str]:
-    """A control plane as the operator publishes it: tenant `one`. Its name."""
+    """Publish tenant `one` as the operator does. Yields the name of its control plane."""
     name, tenant = f"acme-{os.getpid()}", running_tenants["one"]
     body = {"metadata": {"name": name}, "spec": {"mode": "Virtual"}}
-    made = await management.create(CONTROL_PLANES, body)
+    control_plane = await management.create(CONTROL_PLANES, body)
     await management.patch(
         CONTROL_PLANES,
         name,
@@ -78,17 +78,17 @@ async def acme(management: Client, running_tenants: dict[str, Tenant]) -> AsyncI
         "name": gateway_secret_name(name),
         "namespace": GATEWAY_NAMESPACE,
         "labels": {CONTROL_PLANE_LABEL: name},
-        "annotations": {UID_ANNOTATION: made["metadata"]["uid"]},
+        "annotations": {UID_ANNOTATION: control_plane["metadata"]["uid"]},
     }
     encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
     await management.create(SECRETS, {"metadata": metadata, "data": encoded})
     yield name
-    for resource, namespace, known in (
+    for resource, namespace, object_name in (
         (SECRETS, GATEWAY_NAMESPACE, gateway_secret_name(name)),
         (CONTROL_PLANES, None, name),
     ):
         with contextlib.suppress(NotFound):
-            await management.delete(resource, known, namespace=namespace)
+            await management.delete(resource, object_name, namespace=namespace)
 
 
 async def _code(config: ClusterConfig) -> int:
@@ -114,10 +114,10 @@ async def _is_held_and_says_so(management: Client, acme: str, eventually: Callab
         await management.patch(SECRETS, secret, {"metadata": {"annotations": annotations}}, namespace=GATEWAY_NAMESPACE)
 
     async def holds() -> list[dict[str, str]]:
-        found = await management.list(LEASES, namespace=GATEWAY_NAMESPACE, label_selector=GATEWAY_LEASE_LABEL)
-        # One that was killed before leaves a Lease, which counts until it expires.
+        leases = await management.list(LEASES, namespace=GATEWAY_NAMESPACE, label_selector=GATEWAY_LEASE_LABEL)
+        # A killed gateway leaves its Lease behind, which counts until it expires.
         return [
-            json.loads(lease["metadata"]["annotations"][HOLDS_ANNOTATION]) for lease in found.items if _holds(lease)
+            json.loads(lease["metadata"]["annotations"][HOLDS_ANNOTATION]) for lease in leases.items if _holds(lease)
         ]
 
     until = (datetime.now(UTC) + timedelta(minutes=5)).isoformat()
@@ -127,7 +127,7 @@ async def _is_held_and_says_so(management: Client, acme: str, eventually: Callab
     await eventually(holds, lambda found: found == [{}])
 
 
-async def test_it_serves_what_is_published_and_survives_kills(
+async def test_gateway_serves_published_control_plane_after_kills(
     process: Process,
     acme: str,
     management: Client,
@@ -154,7 +154,7 @@ async def test_it_serves_what_is_published_and_survives_kills(
     envoy = process.envoy
     await _is_held_and_says_so(management, acme, eventually)
 
-    # Without its controller Envoy serves; who needs a certificate verified is to retry.
+    # Without its controller, Envoy still serves requests with tokens. Clients with certificates have to retry.
     process.end(signal.SIGKILL)
     assert await _code(process.config(acme, **token)) == 200
     assert await _code(process.config(acme, **certificate)) == 503
@@ -168,7 +168,7 @@ async def test_it_serves_what_is_published_and_survives_kills(
     await eventually(process.ready)
     assert await _code(process.config(acme, **certificate)) == 200
 
-    # What it has to serve follows what is there.
+    # The routes follow deletions in the management cluster.
     await management.delete(SECRETS, gateway_secret_name(acme), namespace=GATEWAY_NAMESPACE)
     await eventually(lambda: _code(process.config(acme, **token)), lambda code: code == 503)
     await management.delete(CONTROL_PLANES, acme)
@@ -177,7 +177,7 @@ async def test_it_serves_what_is_published_and_survives_kills(
 
 
 @pytest.mark.slow
-async def test_without_the_management_cluster_the_last_good_configuration_is_served(
+async def test_gateway_serves_last_configuration_without_management(
     process: Process,
     acme: str,
     running_tenants: dict[str, Tenant],
@@ -202,17 +202,17 @@ async def test_without_the_management_cluster_the_last_good_configuration_is_ser
 
 @contextlib.contextmanager
 def _envoy_of_its_own(program: Path, state: Path) -> Iterator[None]:
-    """As the second container of a pod: it is started by what the controller wrote."""
+    """Run Envoy with the bootstrap file of the controller, as the second container of a pod does."""
     command = [program, "--config-path", state / "envoy" / "bootstrap.json", "--concurrency", "1"]
-    with subprocess.Popen([*command, "--disable-hot-restart", "--log-level", "warning"]) as running:
+    with subprocess.Popen([*command, "--disable-hot-restart", "--log-level", "warning"]) as process:
         try:
             yield
         finally:
-            running.terminate()
+            process.terminate()
 
 
 @pytest.mark.slow
-async def test_envoy_may_run_in_a_container_of_its_own(
+async def test_gateway_works_with_separately_started_envoy(
     process: Process, acme: str, envoy: Path, running_tenants: dict[str, Tenant], eventually: Callable[..., Any]
 ) -> None:
     async with Client(running_tenants["one"].config) as direct:
@@ -230,12 +230,12 @@ async def test_envoy_may_run_in_a_container_of_its_own(
 
 
 @pytest.mark.slow
-async def test_a_renewed_serving_certificate_is_taken_up(
+async def test_gateway_loads_renewed_serving_certificate(
     process: Process, acme: str, eventually: Callable[..., Any], tmp_path: Path
 ) -> None:
     process.start()
     await eventually(process.ready)
-    # As a mounted Secret changes: another directory in the place of the first.
+    # The files are replaced, as in a mounted Secret.
     fresh = tmp_path / "fresh"
     fresh.mkdir()
     ca = write_certificate(fresh)

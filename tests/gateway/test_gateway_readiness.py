@@ -1,4 +1,4 @@
-"""Which clusters Envoy checks for readiness, and where requests wait meanwhile."""
+"""Readiness checks of Envoy clusters, and the waiting room for requests to unready API servers."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from .fleet import route
 ROOM = PurePosixPath("/run/waiting-room.sock")
 
 
-def test_clusters_of_addresses_are_checked_by_the_front_proxy() -> None:
-    found = clusters([route("one")], holder=PurePosixPath("/run/holder.sock"), waiting_room=ROOM)
-    assert {cluster["name"] for cluster in found if "health_checks" in cluster} == {
+def test_clusters_of_addresses_have_readiness_checks() -> None:
+    configs = clusters([route("one")], holder=PurePosixPath("/run/holder.sock"), waiting_room=ROOM)
+    assert {cluster["name"] for cluster in configs if "health_checks" in cluster} == {
         "uid-one",
         "uid-one/changes",
         "uid-one/front-proxy",
         "uid-one/front-proxy-changes",
     }
-    for cluster in found:
+    for cluster in configs:
         (socket,) = cluster["transport_socket_matches"]
         context = socket["transport_socket"]["typed_config"]["common_tls_context"]
         assert context["tls_certificates"]
-        waiting = cluster["load_assignment"]["endpoints"][1]
-        assert waiting["priority"] == 1
-        assert str(ROOM) in str(waiting)
+        endpoint = cluster["load_assignment"]["endpoints"][1]
+        assert endpoint["priority"] == 1
+        assert str(ROOM) in str(endpoint)
 
 
-def test_clusters_of_names_are_not_checked() -> None:
-    """Envoy ends if such a cluster has a Unix socket, and a Service leads to ready pods."""
-    found = clusters([route("one", host="one.acme.svc")], holder=PurePosixPath("/run/holder.sock"), waiting_room=ROOM)
-    assert found
-    for cluster in found:
+def test_clusters_of_dns_names_have_no_readiness_checks() -> None:
+    """Envoy exits if a DNS cluster has a Unix socket. A Service leads to ready pods anyway."""
+    configs = clusters([route("one", host="one.acme.svc")], holder=PurePosixPath("/run/holder.sock"), waiting_room=ROOM)
+    assert configs
+    for cluster in configs:
         assert cluster["type"] == "STRICT_DNS"
         assert "health_checks" not in cluster
         assert str(ROOM) not in str(cluster)
 
 
-def test_answers_of_an_api_server_that_ends_are_tried_again() -> None:
-    """One header of the answer has all that tells it from others, and the routes remove it."""
-    found = clusters([route("one")], holder=PurePosixPath("/run/holder.sock"), waiting_room=ROOM)
-    for cluster in (each for each in found if "health_checks" in each):
+def test_cluster_retries_503_of_stopping_api_server() -> None:
+    """A response header identifies such answers, and the routes remove the header."""
+    configs = clusters([route("one")], holder=PurePosixPath("/run/holder.sock"), waiting_room=ROOM)
+    for cluster in (config for config in configs if "health_checks" in config):
         (options,) = cluster["typed_extension_protocol_options"].values()
         policy = options["retry_policy"]
         assert "retriable-headers" in policy["retry_on"].split(",")
@@ -55,10 +55,10 @@ def test_answers_of_an_api_server_that_ends_are_tried_again() -> None:
     assert ANSWER_HEADER in routing([route("one")])["response_headers_to_remove"]
 
 
-def test_api_server_that_is_not_ready_is_checked_often_before_the_first_connection() -> None:
-    """Envoy fixes the time of the next check after the first one, which comes before any client of a wake."""
-    found = clusters([route("one")], holder=PurePosixPath("/run/holder.sock"), waiting_room=ROOM)
-    checks = [check for cluster in found for check in cluster.get("health_checks", ())]
+def test_unready_api_server_is_checked_often_without_traffic() -> None:
+    """Envoy schedules the next check at the first check, before any client of a wake-up is connected."""
+    configs = clusters([route("one")], holder=PurePosixPath("/run/holder.sock"), waiting_room=ROOM)
+    checks = [check for cluster in configs for check in cluster.get("health_checks", ())]
     assert checks
     assert {check["no_traffic_interval"] for check in checks} == {check["unhealthy_interval"] for check in checks}
     assert {check["no_traffic_healthy_interval"] for check in checks} == {"10s"}

@@ -1,4 +1,4 @@
-"""What counts as a change, and what as growth: the predicates that Envoy gets, as Envoy reads them."""
+"""Predicates for requests that change data (`CHANGES`) and that add data (`GROWS`), evaluated as Envoy does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MERGE, APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
 
 def holds(predicate: dict[str, Any], headers: dict[str, str]) -> bool:
     if "and_matcher" in predicate:
-        return all(holds(each, headers) for each in predicate["and_matcher"]["predicate"])
+        return all(holds(operand, headers) for operand in predicate["and_matcher"]["predicate"])
     if "not_matcher" in predicate:
         return not holds(predicate["not_matcher"], headers)
     single = predicate["single_predicate"]
@@ -23,8 +23,8 @@ def holds(predicate: dict[str, Any], headers: dict[str, str]) -> bool:
 
 
 def asked(method: str, path: str, *, length: int | None = 200, content: str = MERGE) -> dict[str, str]:
-    found = {":method": method, ":path": f"/clusters/one/control-plane{path}", "content-type": content}
-    return found if length is None else found | {"content-length": str(length)}
+    headers = {":method": method, ":path": f"/clusters/one/control-plane{path}", "content-type": content}
+    return headers if length is None else headers | {"content-length": str(length)}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def asked(method: str, path: str, *, length: int | None = 200, content: str = ME
         ("POST", "/apis/authorization.k8s.io/v1/namespaces/a/localsubjectaccessreviews"),
     ],
 )
-def test_what_changes_nothing_is_no_growth_either(method: str, path: str) -> None:
+def test_request_that_stores_no_data_matches_no_predicate(method: str, path: str) -> None:
     assert not holds(CHANGES, asked(method, path))
     assert not holds(GROWS, asked(method, path))
     assert not changes(method, f"/clusters/one/control-plane{path}")
@@ -68,7 +68,7 @@ def test_what_changes_nothing_is_no_growth_either(method: str, path: str) -> Non
         ("PATCH", "/api/v1/namespaces/a/configmaps/b"),
     ],
 )
-def test_changes_that_keep_what_is_there_are_no_growth(method: str, path: str) -> None:
+def test_request_without_growth_matches_changes_only(method: str, path: str) -> None:
     assert holds(CHANGES, asked(method, path))
     assert not holds(GROWS, asked(method, path))
     assert changes(method, f"/clusters/one/control-plane{path}")
@@ -102,7 +102,7 @@ def test_changes_that_keep_what_is_there_are_no_growth(method: str, path: str) -
         asked("X", "/api/v1/namespaces/a/pods"),
     ],
 )
-def test_all_else_may_be_growth(headers: dict[str, str]) -> None:
+def test_other_write_matches_changes_and_grows(headers: dict[str, str]) -> None:
     assert holds(CHANGES, headers)
     assert holds(GROWS, headers)
     assert changes(headers[":method"], headers[":path"])

@@ -1,4 +1,4 @@
-"""What can be a route, and what is refused before Envoy sees it."""
+"""Validation of routes before Envoy gets them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CA = create_authority("a").certificate
 
 
 @pytest.mark.parametrize("path", ["", "a/b", "..", "A", "a.b", "-a", "a-", "root", "clusters", "a" * 64, "a\n", "a?b"])
-def test_what_is_no_cluster_path_is_refused(path: str) -> None:
+def test_route_refuses_invalid_cluster_path(path: str) -> None:
     with pytest.raises(RouteInvalid):
         Route(key="uid", cluster_path=path, upstream=None)
 
 
 @pytest.mark.parametrize("key", ["", "../x", "a/b", "a b", ".", "A", "a" * 64])
-def test_a_key_is_a_name_of_a_directory(key: str) -> None:
+def test_route_refuses_key_that_is_no_directory_name(key: str) -> None:
     with pytest.raises(RouteInvalid):
         Route(key=key, cluster_path="a", upstream=None)
 
@@ -41,31 +41,33 @@ def test_a_key_is_a_name_of_a_directory(key: str) -> None:
         "https://exa_mple",
     ],
 )
-def test_what_is_no_address_of_an_api_server_is_refused(url: str) -> None:
+def test_upstream_refuses_invalid_api_server_url(url: str) -> None:
     with pytest.raises(RouteInvalid):
         Upstream.at(url, ca=CA)
 
 
-def test_addresses_and_names_are_told_apart() -> None:
+def test_upstream_distinguishes_addresses_from_host_names() -> None:
     assert Upstream.at("https://[::1]:6443", ca=CA).host == "::1"
     assert Upstream.at("https://[::1]:6443", ca=CA).is_address
-    named = Upstream.at("https://Api.kplane-cp-a.svc/", ca=CA)
-    assert (named.host, named.port, named.is_address) == ("api.kplane-cp-a.svc", 443, False)
+    upstream = Upstream.at("https://Api.kplane-cp-a.svc/", ca=CA)
+    assert (upstream.host, upstream.port, upstream.is_address) == ("api.kplane-cp-a.svc", 443, False)
 
 
-def test_damaged_certificates_are_refused() -> None:
-    good = route("a").upstream
-    assert good is not None
-    assert good.front_proxy is not None
+def test_upstream_check_refuses_damaged_certificates() -> None:
+    upstream = route("a").upstream
+    assert upstream is not None
+    assert upstream.front_proxy is not None
     with pytest.raises(RouteInvalid, match="CA of the API server"):
-        dataclasses.replace(good, ca=b"x").check()
-    other = create_authority("b")
-    for pair in (KeyPair(b"x", b"y"), KeyPair(good.front_proxy.certificate.certificate, other.key)):
+        dataclasses.replace(upstream, ca=b"x").check()
+    other_ca = create_authority("b")
+    for pair in (KeyPair(b"x", b"y"), KeyPair(upstream.front_proxy.certificate.certificate, other_ca.key)):
         with pytest.raises(RouteInvalid, match="certificate of the gateway"):
-            dataclasses.replace(good, front_proxy=dataclasses.replace(good.front_proxy, certificate=pair)).check()
+            dataclasses.replace(
+                upstream, front_proxy=dataclasses.replace(upstream.front_proxy, certificate=pair)
+            ).check()
     with pytest.raises(RouteInvalid, match="CA of users"):
-        dataclasses.replace(good, front_proxy=dataclasses.replace(good.front_proxy, client_ca=b"x")).check()
+        dataclasses.replace(upstream, front_proxy=dataclasses.replace(upstream.front_proxy, client_ca=b"x")).check()
 
 
-def test_keys_are_not_shown() -> None:
+def test_route_repr_hides_private_keys() -> None:
     assert "PRIVATE" not in repr(route("a"))

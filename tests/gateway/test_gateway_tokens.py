@@ -1,4 +1,4 @@
-"""Which bearer tokens wake a control plane: those that its API server will accept, as far as the gateway can know."""
+"""Bearer tokens that wake a control plane: tokens that its API server will accept, as far as the gateway knows."""
 
 from __future__ import annotations
 
@@ -70,16 +70,16 @@ def _with_header(**header: Any) -> str:
     ],
     ids=["present", "former key", "just ended", "clock", "audiences", "audience", "no end", "in a Secret"],
 )
-def test_accepts_tokens_that_the_api_server_accepts(token: str) -> None:
+def test_accepts_is_true_for_token_valid_at_api_server(token: str) -> None:
     assert accepts(TRUST, token, now=NOW)
 
 
-def test_accepts_tokens_that_the_operator_signs() -> None:
-    """The operator signs the credentials of its own users itself."""
+def test_accepts_is_true_for_token_signed_by_operator() -> None:
+    """The operator signs credentials of its own users without an API server."""
     lifetime = timedelta(hours=1)
-    own = sign_token(KEY, namespace="kube-system", service_account="admin", uid="1", lifetime=lifetime)
-    assert own.token is not None
-    assert accepts(TRUST, own.token, now=datetime.now(UTC))
+    credential = sign_token(KEY, namespace="kube-system", service_account="admin", uid="1", lifetime=lifetime)
+    assert credential.token is not None
+    assert accepts(TRUST, credential.token, now=datetime.now(UTC))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_accepts_tokens_that_the_operator_signs() -> None:
         _token()[:-4] + "AAAA",
         _token().rpartition(".")[0] + ".",
         _token().rpartition(".")[0] + ".!",
-        # As aiohttp gives bytes that are no UTF-8.
+        # aiohttp decodes invalid UTF-8 to such a character.
         "\udcff" + _token(),
         "x",
         "opaque",
@@ -125,7 +125,7 @@ def test_accepts_tokens_that_the_operator_signs() -> None:
         _token(padding="x" * MAX_TOKEN_LENGTH),
     ],
 )
-def test_refuses_tokens_that_the_api_server_refuses(token: str) -> None:
+def test_accepts_is_false_for_token_invalid_at_api_server(token: str) -> None:
     assert not accepts(TRUST, token, now=NOW)
 
 
@@ -139,10 +139,10 @@ def _bootstrap(*tokens: tuple[str, float | None]) -> bytes:
     return json.dumps({"salt": salt.hex(), "tokens": entries}).encode()
 
 
-def test_bootstrap_tokens_count_until_they_expire() -> None:
+def test_accepts_is_true_for_bootstrap_token_until_expiration() -> None:
     lasting, current, former = (f"abcde{n}.0123456789abcdef" for n in range(3))
-    known = BootstrapTokens.from_json(_bootstrap((lasting, None), (current, _at(1)), (former, _at(0))))
-    trust = dataclasses.replace(TRUST, bootstrap_tokens=known)
+    bootstrap_tokens = BootstrapTokens.from_json(_bootstrap((lasting, None), (current, _at(1)), (former, _at(0))))
+    trust = dataclasses.replace(TRUST, bootstrap_tokens=bootstrap_tokens)
     assert [accepts(trust, token, now=NOW) for token in (lasting, current, former)] == [True, True, False]
     assert not accepts(trust, "abcde0.0123456789abcdeg", now=NOW)
     assert not accepts(TRUST, lasting, now=NOW)
@@ -159,12 +159,12 @@ def test_bootstrap_tokens_count_until_they_expire() -> None:
         b'{"salt":"00","tokens":[{"hmac":"00","expiration":"2026-11-23T12:00:00"}]}',
     ],
 )
-def test_damaged_bootstrap_tokens_are_refused(text: bytes) -> None:
+def test_bootstrap_tokens_refuse_damaged_json(text: bytes) -> None:
     with pytest.raises(RouteInvalid):
         BootstrapTokens.from_json(text)
 
 
-def test_audiences_of_the_class_count() -> None:
+def test_accepts_uses_audiences_of_class() -> None:
     trust = TokenTrust.from_json(b'{"audiences": ["vault"]}', keys=TRUST.keys)
     assert accepts(trust, _token(aud=["vault"]), now=NOW)
     assert not accepts(trust, _token(), now=NOW)
@@ -182,12 +182,12 @@ def test_audiences_of_the_class_count() -> None:
         b'{"issuers": [{"issuerURL": "https://x", "audiences": [1]}]}',
     ],
 )
-def test_damaged_authentication_makes_no_trust(text: bytes) -> None:
+def test_token_trust_refuses_damaged_json(text: bytes) -> None:
     with pytest.raises(RouteInvalid, match="authentication of the control plane"):
         TokenTrust.from_json(text, keys=())
 
 
-def test_keys_of_another_kind_verify_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_read_token_keys_ignores_rsa_keys(caplog: pytest.LogCaptureFixture) -> None:
     assert read_token_keys(public_key(KEY) + RSA) == (public_key(KEY).strip(),)
     assert "ECDSA P-256 only" in caplog.text
     trust = TokenTrust(keys=read_token_keys(RSA))
@@ -209,5 +209,7 @@ def test_keys_of_another_kind_verify_nothing(caplog: pytest.LogCaptureFixture) -
         ("", "base64url.bearer.authorization.k8s.io.%", None),
     ],
 )
-def test_a_token_is_where_api_servers_look_for_it(authorization: str, protocols: str, token: str | None) -> None:
+def test_bearer_token_is_read_from_header_or_websocket_protocol(
+    authorization: str, protocols: str, token: str | None
+) -> None:
     assert bearer_token(authorization, protocols=protocols) == token

@@ -1,4 +1,4 @@
-"""What a flood of made-up tokens takes of a control plane that is awake: nothing that its users have."""
+"""A flood of unknown tokens takes no limits of an awake control plane from its users."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("gateway"), pytes
 
 PATH = "/clusters/one/control-plane/api/v1/namespaces/default"
 FLOOD = 300
-"""More than the bucket of one address has."""
+"""Exceeds the token bucket of a client address."""
 
 
 def _limited(gateway: Gateway, **limits: int) -> Route:
@@ -34,7 +34,7 @@ def _limited(gateway: Gateway, **limits: int) -> Route:
 
 
 async def _account(gateway: Gateway, name: str) -> tuple[str, str]:
-    """Make a ServiceAccount; returns its name and a token."""
+    """Create a ServiceAccount. Returns its name and a token."""
     account = f"{name}-{gateway.serving.port}"
     async with Client(gateway.tenants["one"].config) as direct:
         return account, await controllers_token(direct, account=account)
@@ -46,7 +46,7 @@ async def _ask(gateway: Gateway, token: str, *, method: str = "GET", source: str
 
 
 def _made_up(token: str) -> Iterator[str]:
-    """Yield worthless tokens: texts of no form, of bootstrap tokens, and a good token with other signatures."""
+    """Yield invalid tokens: arbitrary text, unknown bootstrap tokens, and a valid token with changed signatures."""
     head, _, signature = token.rpartition(".")
     for number in range(FLOOD):
         yield (f"junk{number}", f"abcdef.{number:016}", f"{head}.{number:08}{signature[8:]}")[number % 3]
@@ -54,12 +54,15 @@ def _made_up(token: str) -> Iterator[str]:
 
 async def _flood(gateway: Gateway, token: str, *, source: str | None = None) -> list[int]:
     methods = ("GET", "POST", "DELETE")
-    asked = [_ask(gateway, made, method=methods[n % 3], source=source) for n, made in enumerate(_made_up(token))]
-    return [statuses(answer)[0] for answer in await asyncio.gather(*asked)]
+    requests = [
+        _ask(gateway, invalid_token, method=methods[index % 3], source=source)
+        for index, invalid_token in enumerate(_made_up(token))
+    ]
+    return [statuses(answer)[0] for answer in await asyncio.gather(*requests)]
 
 
 @pytest.mark.parametrize("limits", [{"requests_per_second": 5}, {"requests_in_flight": 1}])
-async def test_flood_of_made_up_tokens_takes_no_limit_of_class(gateway: Gateway, limits: dict[str, int]) -> None:
+async def test_flood_of_unknown_tokens_takes_no_limit_of_class(gateway: Gateway, limits: dict[str, int]) -> None:
     _, token = await _account(gateway, "good")
     assert await gateway.serve(_limited(gateway, **limits)) == {}
     assert statuses(await _ask(gateway, token)) == [200]
@@ -94,9 +97,9 @@ async def test_token_counts_for_class_after_api_server_accepts_it(gateway: Gatew
     _, token = await _account(gateway, "foreign")
     route = _limited(gateway, requests_per_second=1)
     assert route.upstream is not None
-    # The gateway cannot verify it, as those of a webhook.
-    unverifiable = dataclasses.replace(route, upstream=dataclasses.replace(route.upstream, trust=TokenTrust()))
-    assert await gateway.serve(unverifiable) == {}
+    # The gateway cannot verify the token, like tokens of an authentication webhook.
+    unverifiable_route = dataclasses.replace(route, upstream=dataclasses.replace(route.upstream, trust=TokenTrust()))
+    assert await gateway.serve(unverifiable_route) == {}
     assert statuses(await _ask(gateway, token)) == [200]
     answers = await asyncio.gather(*(_ask(gateway, token) for _ in range(10)))
     assert {statuses(answer)[0] for answer in answers} == {200, 429}
@@ -104,7 +107,7 @@ async def test_token_counts_for_class_after_api_server_accepts_it(gateway: Gatew
 
 
 async def _watch(gateway: Gateway, token: str, *, path: str = f"{PATH.rpartition('/')[0]}?watch=true") -> float:
-    """Watch namespaces until the gateway or the API server ends it; returns for how many seconds it lasted."""
+    """Watch namespaces until the gateway or the API server ends the watch. Returns its duration in seconds."""
     began = time.monotonic()
     sent = http1(path, f"Authorization: Bearer {token}")
     answer = await exchange(gateway.serving.port, sent, ca=gateway.ca, to_the_end=True, seconds=120)
@@ -112,7 +115,7 @@ async def _watch(gateway: Gateway, token: str, *, path: str = f"{PATH.rpartition
     return time.monotonic() - began
 
 
-async def test_watches_with_unverified_tokens_keep_no_places(
+async def test_watches_with_unverified_tokens_release_their_slots(
     gateway: Gateway, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clusters, "_MAX_UNKNOWN", 2)
@@ -120,14 +123,14 @@ async def test_watches_with_unverified_tokens_keep_no_places(
     tokens = [(await _account(gateway, f"watches-{number}"))[1] for number in range(3)]
     route = gateway.route("one")
     assert route.upstream is not None
-    unverifiable = dataclasses.replace(route, upstream=dataclasses.replace(route.upstream, trust=TokenTrust()))
-    assert await gateway.serve(unverifiable) == {}
+    unverifiable_route = dataclasses.replace(route, upstream=dataclasses.replace(route.upstream, trust=TokenTrust()))
+    assert await gateway.serve(unverifiable_route) == {}
     watches = [asyncio.create_task(_watch(gateway, token)) for token in tokens[:2]]
     await eventually(gateway.plane.numbers, lambda found: found["cluster.uid-one.upstream_rq_active"] == 2)
     assert statuses(await _ask(gateway, tokens[2])) == [429]
     await eventually(lambda: _ask(gateway, tokens[2]), lambda answer: statuses(answer) == [200])
     assert max(await asyncio.gather(*watches)) < 30
-    # Now their tokens are known, so a watch lasts as long as its client says.
+    # The API server has accepted the tokens, so a watch lasts for the timeout of its client.
     assert await _watch(gateway, tokens[0], path=f"{PATH.rpartition('/')[0]}?watch=true&timeoutSeconds=10") >= 9
 
 
@@ -148,10 +151,10 @@ async def test_stream_to_pod_with_unverified_token_is_not_ended(
     assert statuses(await log) == [201]
 
 
-async def test_token_in_protocol_header_is_not_good_by_answers_to_nobody(gateway: Gateway) -> None:
+async def test_anonymous_answer_verifies_no_token_of_protocol_header(gateway: Gateway) -> None:
     _, token = await _account(gateway, "user")
     assert await gateway.serve(_limited(gateway, requests_per_second=5)) == {}
-    # An API server that is not asked for a WebSocket ignores the header, and tells anybody that it is alive.
+    # Without a WebSocket upgrade, an API server ignores the header. Anonymous users may read /livez.
     sent = http1(
         "/clusters/one/control-plane/livez", "Sec-WebSocket-Protocol: base64url.bearer.authorization.k8s.io.Zm9v"
     )
@@ -164,14 +167,14 @@ async def test_token_of_deleted_account_takes_no_limit_of_class(
     gateway: Gateway, eventually: Callable[..., Any]
 ) -> None:
     account, token = await _account(gateway, "gone")
-    _, other = await _account(gateway, "stays")
+    _, other_token = await _account(gateway, "stays")
     assert await gateway.serve(_limited(gateway, requests_per_second=5)) == {}
     assert statuses(await _ask(gateway, token)) == [200]
     async with Client(gateway.tenants["one"].config) as direct:
         await direct.delete(SERVICE_ACCOUNTS, account, namespace="kube-system")
-    # The API server has it in a cache.
+    # The API server caches the token for a while.
     await eventually(lambda: _ask(gateway, token), lambda answer: statuses(answer) == [401])
     answers = await asyncio.gather(*(_ask(gateway, token) for _ in range(60)))
     assert {statuses(answer)[0] for answer in answers} <= {401, 429}
     assert not any(b"limits.requestsPerSecond" in answer for answer in answers)
-    assert statuses(await _ask(gateway, other)) == [200]
+    assert statuses(await _ask(gateway, other_token)) == [200]

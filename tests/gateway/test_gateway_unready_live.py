@@ -1,4 +1,4 @@
-"""While an API server starts again, requests wait. It would answer 403 before it knows the roles of its users."""
+"""Requests wait while an API server restarts. Before it has loaded RBAC roles, an API server returns 403."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _CREATED = ("Content-Type: application/json", f"Content-Length: {len(_BODY)}")
 _ADMINISTRATORS = 4
 _ANSWERS = 20
 _LOST_SECONDS = 0.2
-"""An API server that gets SIGTERM closes connections in this time. The gateway repeats no request that it sent."""
+"""Time in which an API server closes connections after SIGTERM. The gateway retries no request that was sent."""
 
 
 class _Answer(NamedTuple):
@@ -47,7 +47,7 @@ class _Answer(NamedTuple):
 
 
 class _Administrator:
-    """Sends one request after another through the gateway, and notes each answer. `change`: they change something."""
+    """Sends requests in sequence through the gateway, and records each response. `change`: POST instead of GET."""
 
     def __init__(self, gateway: Gateway, token: str, *, change: bool) -> None:
         self._gateway = gateway
@@ -58,12 +58,16 @@ class _Administrator:
     async def ask(self) -> None:
         timeout, url = aiohttp.ClientTimeout(total=120), f"https://{self._gateway.host}{_NAMESPACES}"
         body = {"metadata": {"generateName": "x-"}}
-        how: Any = {"ssl": self._gateway.tls()}
+        options: Any = {"ssl": self._gateway.tls()}
         async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session:
             while True:
                 began = time.monotonic()
-                asked = session.post(f"{url}?dryRun=All", json=body, **how) if self._change else session.get(url, **how)
-                async with asked as answer:
+                request = (
+                    session.post(f"{url}?dryRun=All", json=body, **options)
+                    if self._change
+                    else session.get(url, **options)
+                )
+                async with request as answer:
                     self.answers.append(_Answer(began, answer.status, await answer.text()))
 
     def good_since(self, moment: float) -> int:
@@ -78,9 +82,11 @@ async def test_refused_front_proxy_certificate_delays_no_request_with_token(
     route = gateway.route("one")
     assert route.upstream is not None
     assert route.upstream.front_proxy is not None
-    other = issue_client(create_authority("another"), user="front-proxy-client")
-    refused = dataclasses.replace(route.upstream.front_proxy, certificate=KeyPair(other.certificate, other.key))
-    upstream = dataclasses.replace(route.upstream, front_proxy=refused)
+    other_pair = issue_client(create_authority("another"), user="front-proxy-client")
+    front_proxy = dataclasses.replace(
+        route.upstream.front_proxy, certificate=KeyPair(other_pair.certificate, other_pair.key)
+    )
+    upstream = dataclasses.replace(route.upstream, front_proxy=front_proxy)
     assert await gateway.serve(dataclasses.replace(route, upstream=upstream)) == {}
     for method, code in (("GET", 200), ("POST", 201)):
         headers = (f"Authorization: Bearer {token}", *_CREATED)
@@ -99,7 +105,7 @@ async def _administrators_token(gateway: Gateway) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "ended"])
-async def test_administrator_waits_while_the_api_server_starts_again(
+async def test_requests_wait_while_api_server_restarts(
     gateway: Gateway, number: signal.Signals, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A busy machine takes longer to start an API server than clients wait.
@@ -110,11 +116,11 @@ async def test_administrator_waits_while_the_api_server_starts_again(
     assert await gateway.serve(gateway.route("one")) == {}
     token = await _administrators_token(gateway)
     administrators = [_Administrator(gateway, token, change=number % 2 == 1) for number in range(_ADMINISTRATORS)]
-    asking = [asyncio.create_task(each.ask()) for each in administrators]
+    tasks = [asyncio.create_task(administrator.ask()) for administrator in administrators]
 
     async def served_since(moment: float) -> None:
         await eventually(
-            lambda: min(each.good_since(moment) for each in administrators),
+            lambda: min(administrator.good_since(moment) for administrator in administrators),
             lambda count: count >= _ANSWERS,
             timeout=120.0,
         )
@@ -128,10 +134,10 @@ async def test_administrator_waits_while_the_api_server_starts_again(
     by_http2 = exchange(gateway.serving.port, sent, ca=gateway.ca, protocol="h2", seconds=90.0)
     assert b'"kubernetes.io/metadata.name":"kube-system"' in await by_http2
     await served_since(ended)
-    for task in asking:
+    for task in tasks:
         task.cancel()
-    await asyncio.wait(asking)
-    answers = [answer for each in administrators for answer in each.answers]
+    await asyncio.wait(tasks)
+    answers = [answer for administrator in administrators for answer in administrator.answers]
     lost = [answer for answer in answers if answer.code in {503, 504} and answer.began < ended + _LOST_SECONDS]
     assert len(lost) <= 2 * _ADMINISTRATORS
     assert all("the API server of this control plane ended" in answer.text for answer in lost)

@@ -1,4 +1,4 @@
-"""Which control planes count as used, and when the gateway says so."""
+"""Detection of used control planes, and reports of their last use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ON_DEMAND = {"virtual": {"start": "OnDemand"}}
 SLEEP = {"hibernation": {"since": "2026-11-23T12:00:00Z"}}
 
 
-def test_one_is_used_while_requests_come_or_watches_are_open() -> None:
+def test_usage_finds_control_planes_with_requests_or_watches() -> None:
     usage = Usage()
     before = {
         "cluster.uid-a.upstream_rq_completed": 3,
@@ -33,20 +33,20 @@ def test_one_is_used_while_requests_come_or_watches_are_open() -> None:
     assert usage.look(before) == set()
     assert usage.look(before | {"cluster.uid-a/front-proxy.upstream_rq_completed": 5}) == {"uid-a"}
     assert usage.look(before | {"cluster.uid-b.upstream_rq_active": 1}) == {"uid-a", "uid-b"}
-    # Envoy is another one, and counts from the beginning.
+    # A restarted Envoy counts from zero.
     assert usage.look({"cluster.uid-a.upstream_rq_completed": 1}) == {"uid-a"}
 
 
-def test_usage_ignores_answers_401() -> None:
+def test_usage_ignores_401_answers() -> None:
     usage = Usage()
     usage.look({"cluster.uid-a.upstream_rq_total": 1, "cluster.uid-a.upstream_rq_completed": 1})
-    refused = {
+    counters = {
         "cluster.uid-a.upstream_rq_total": 9,
         "cluster.uid-a.upstream_rq_completed": 8,
         "cluster.uid-a.upstream_rq_401": 7,
     }
-    assert usage.look(refused) == set()
-    assert usage.look(refused | {"cluster.uid-a.upstream_rq_completed": 9}) == {"uid-a"}
+    assert usage.look(counters) == set()
+    assert usage.look(counters | {"cluster.uid-a.upstream_rq_completed": 9}) == {"uid-a"}
 
 
 def test_usage_ignores_requests_without_a_credential() -> None:
@@ -59,7 +59,7 @@ def test_usage_ignores_connections_to_a_host_name() -> None:
     assert Usage().look(connections) == set()
 
 
-def test_usage_counts_no_questions_to_the_authorizer() -> None:
+def test_usage_ignores_requests_to_authorizer() -> None:
     assert Usage().look({"cluster.authorizer.upstream_rq_completed": 9}) == set()
 
 
@@ -75,12 +75,12 @@ def test_usage_counts_no_questions_to_the_authorizer() -> None:
         (ON_DEMAND | {"endpointRef": {"name": "theirs"}}, {}, False),
     ],
 )
-def test_the_use_of_one_that_never_sleeps_is_of_no_interest(spec: Any, status: Any, *, expected: bool) -> None:
+def test_may_sleep_is_false_for_control_plane_that_never_sleeps(spec: Any, status: Any, *, expected: bool) -> None:
     assert may_sleep({"metadata": {}, "spec": spec, "status": status}) is expected
 
 
 class World:
-    """Control planes of a management cluster, and what two gateways write about them."""
+    """Control planes of a management cluster, and the annotations that gateways write."""
 
     def __init__(self, *names: str) -> None:
         self.now = NOW
@@ -120,50 +120,50 @@ class World:
         return datetime.fromisoformat(self.objects[name]["metadata"]["annotations"][LAST_USED_ANNOTATION])
 
     async def look(self, *reporters: UsageReporter, seconds: float = 10.0, **totals: int) -> list[str]:
-        """Let time pass, and have gateways look at what Envoy counts; returns of which they wrote."""
+        """Advance the clock, and let gateways read counters of Envoy. Returns the annotated control planes."""
         self.now += timedelta(seconds=seconds)
         self.written = []
-        for each in reporters:
-            await each.look({f"cluster.uid-{name}.upstream_rq_completed": total for name, total in totals.items()})
+        for reporter in reporters:
+            await reporter.look({f"cluster.uid-{name}.upstream_rq_completed": total for name, total in totals.items()})
         return self.written
 
 
-async def test_a_use_is_said_at_once_and_then_once_in_an_interval() -> None:
+async def test_usage_reporter_writes_first_use_then_once_per_interval() -> None:
     world = World("acme")
     gateway = world.reporter()
     assert await world.look(gateway) == []
     assert await world.look(gateway, acme=1) == ["acme"]
     first = world.last_use("acme")
     assert first == world.now
-    said = [await world.look(gateway, acme=2 + number) for number in range(6)]
-    assert said == [[], [], [], [], [], ["acme"]]
+    writes = [await world.look(gateway, acme=2 + number) for number in range(6)]
+    assert writes == [[], [], [], [], [], ["acme"]]
     assert world.last_use("acme") == world.now == first + timedelta(minutes=1)
-    # A last use that came too early to be said is said later, as what it was.
+    # A use within the interval is written at the end of the interval, with the time of the use.
     assert await world.look(gateway, acme=9) == []
-    used = world.now
+    use_time = world.now
     assert [await world.look(gateway, acme=9) for _ in range(5)][-1] == ["acme"]
-    assert world.last_use("acme") == used
+    assert world.last_use("acme") == use_time
     assert await world.look(gateway, seconds=600, acme=9) == []
 
 
-async def test_two_gateways_say_it_once() -> None:
+async def test_use_is_written_once_by_two_gateways() -> None:
     world = World("acme")
-    one, two = world.reporter(), world.reporter()
-    assert await world.look(one, two, acme=1) == ["acme"]
-    assert await world.look(one, two, acme=2) == []
-    assert await world.look(one, two, seconds=60, acme=3) == ["acme"]
+    first_gateway, second_gateway = world.reporter(), world.reporter()
+    assert await world.look(first_gateway, second_gateway, acme=1) == ["acme"]
+    assert await world.look(first_gateway, second_gateway, acme=2) == []
+    assert await world.look(first_gateway, second_gateway, seconds=60, acme=3) == ["acme"]
 
 
-async def test_a_report_that_fails_is_repeated_at_the_next_look() -> None:
+async def test_usage_reporter_retries_failed_write_at_next_look() -> None:
     world = World("acme", "globex")
     gateway, world.broken = world.reporter(), True
     assert await world.look(gateway, acme=1, globex=1) == []
-    used, world.broken = world.now, False
+    use_time, world.broken = world.now, False
     assert sorted(await world.look(gateway, acme=1, globex=1)) == ["acme", "globex"]
-    assert world.last_use("acme") == used
+    assert world.last_use("acme") == use_time
 
 
-async def test_a_time_that_the_operator_does_not_believe_is_replaced() -> None:
+async def test_usage_reporter_replaces_invalid_or_future_time() -> None:
     world = World("acme")
     for wrong in ("soon", (NOW + timedelta(hours=1)).isoformat()):
         world.objects["acme"]["metadata"]["annotations"] = {LAST_USED_ANNOTATION: wrong}
@@ -171,7 +171,7 @@ async def test_a_time_that_the_operator_does_not_believe_is_replaced() -> None:
         assert world.last_use("acme") == world.now
 
 
-async def test_many_are_spread_over_the_interval_and_the_stalest_comes_first() -> None:
+async def test_usage_reporter_spreads_writes_and_starts_with_stalest() -> None:
     names = [f"c{number:03}" for number in range(120)]
     world = World(*names)
     gateway = world.reporter()
@@ -184,7 +184,7 @@ async def test_many_are_spread_over_the_interval_and_the_stalest_comes_first() -
     assert looks[6:] == looks[:6]
 
 
-async def test_those_that_are_gone_are_forgotten() -> None:
+async def test_usage_reporter_ignores_deleted_control_planes() -> None:
     world = World("acme")
     gateway = world.reporter()
     assert await world.look(gateway, acme=1, gone=1) == ["acme"]
@@ -192,7 +192,7 @@ async def test_those_that_are_gone_are_forgotten() -> None:
     assert await world.look(gateway, seconds=60, acme=2) == []
 
 
-async def test_use_before_the_clock_was_set_back_is_reported_once() -> None:
+async def test_usage_reporter_writes_use_once_after_clock_is_set_back() -> None:
     world = World("acme")
     gateway = world.reporter()
     await world.look(gateway, acme=0)
@@ -200,6 +200,6 @@ async def test_use_before_the_clock_was_set_back_is_reported_once() -> None:
     await world.look(gateway, acme=1)
     world.broken = False
     world.now -= timedelta(days=2)
-    said = [await world.look(gateway, acme=1) for _ in range(3)]
-    assert said == [["acme"], [], []]
+    writes = [await world.look(gateway, acme=1) for _ in range(3)]
+    assert writes == [["acme"], [], []]
     assert world.last_use("acme") <= world.now

@@ -1,4 +1,4 @@
-"""Only requests of users that the API server knows are use of a control plane."""
+"""Only requests of authenticated users count as use of a control plane."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ pytestmark = [
 
 _PROBES = ("/healthz", "/livez", "/readyz", "/version", "/api", "/")
 _CHECKS_SECONDS = 2.5
-"""Envoy asks each API server for its readiness once a second (`envoy/readiness.py`)."""
+"""Time for two readiness checks: Envoy checks each API server once a second (`envoy/readiness.py`)."""
 
 
-async def test_probes_and_unknown_users_are_no_use(gateway: Gateway, eventually: Callable[..., Any]) -> None:
+async def test_usage_ignores_probes_and_unauthenticated_requests(
+    gateway: Gateway, eventually: Callable[..., Any]
+) -> None:
     usage, base = Usage(), f"https://{gateway.host}/clusters/one/control-plane"
     async with Client(gateway.tenants["one"].config) as direct:
         token = await controllers_token(direct, account=f"user-{uuid.uuid4().hex[:8]}")
@@ -46,8 +48,8 @@ async def test_probes_and_unknown_users_are_no_use(gateway: Gateway, eventually:
         await asyncio.sleep(_CHECKS_SECONDS)
         assert usage.look(await gateway.plane.numbers()) == set()
         assert await ask("/healthz", Authorization=f"Bearer {token}") == 200
-        used = await eventually(lambda: _look(usage, gateway))
-        assert used == {"uid-one"}
+        used_keys = await eventually(lambda: _look(usage, gateway))
+        assert used_keys == {"uid-one"}
 
 
 async def _look(usage: Usage, gateway: Gateway) -> set[str]:

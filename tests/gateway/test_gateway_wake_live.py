@@ -1,4 +1,4 @@
-"""Requests to a control plane that sleeps wait in a real Envoy, and a real API server answers them."""
+"""Requests to a sleeping control plane wait in a real Envoy until a real API server answers them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BOOTSTRAP_TOKEN = "abcdef.0123456789abcdef"
 
 
 def _asleep(route: Route) -> Route:
-    """Of a control plane that sleeps, and had one bootstrap token before."""
+    """Return the route of a control plane that sleeps, and that has a bootstrap token."""
     sleep = Sleep(name=route.cluster_path, since=datetime.now(UTC))
     return replace(with_bootstrap_token(route, BOOTSTRAP_TOKEN), asleep=sleep)
 
@@ -48,20 +48,20 @@ async def _answer(gateway: Gateway, path: str, *headers: str) -> tuple[int, Any]
     return statuses(received)[0], json.loads(body)
 
 
-async def test_requests_wait_and_are_answered(gateway: Gateway, eventually: Callable[..., Any]) -> None:
-    one, two = gateway.route("one"), gateway.route("two")
+async def test_requests_wait_until_control_plane_is_awake(gateway: Gateway, eventually: Callable[..., Any]) -> None:
+    route_one, route_two = gateway.route("one"), gateway.route("two")
     async with Client(gateway.tenants["one"].config) as direct:
         token = await controllers_token(direct, account=f"waiting-{gateway.serving.port}")
         namespace = f"waiting-{gateway.serving.port}"
         await direct.create(NAMESPACES, manifest("v1", "Namespace", namespace))
-    assert await gateway.serve(_asleep(one), two) == {}
+    assert await gateway.serve(_asleep(route_one), route_two) == {}
 
     async with (
         Client(gateway.config("one", token=token)) as robot,
         Client(gateway.user("one", "admin", groups=MASTERS)) as admin,
-        Client(gateway.user("two", "admin", groups=MASTERS)) as other,
+        Client(gateway.user("two", "admin", groups=MASTERS)) as other_client,
     ):
-        created = [
+        creations = [
             asyncio.create_task(
                 admin.create(CONFIG_MAPS, manifest("v1", "ConfigMap", f"c-{number}", namespace=namespace))
             )
@@ -69,32 +69,32 @@ async def test_requests_wait_and_are_answered(gateway: Gateway, eventually: Call
         ]
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
         path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
-        asked = [asyncio.create_task(robot.request("POST", path, body=review)) for _ in range(10)]
+        reviews = [asyncio.create_task(robot.request("POST", path, body=review)) for _ in range(10)]
         await eventually(lambda: gateway.waker.waiting, lambda waiting: waiting == 20)
         assert gateway.wakes == ["uid-one"]
-        # Nobody else waits.
-        assert (await other.list(NAMESPACES)).items
+        # Requests to the other control plane do not wait.
+        assert (await other_client.list(NAMESPACES)).items
 
-        # While the API server starts, Envoy learns how to reach it. Requests go on although it has the table of before.
-        assert await gateway.serve(_asleep(one), two) == {}
+        # Envoy gets the address while the API server starts. Requests continue although Envoy has the former table.
+        assert await gateway.serve(_asleep(route_one), route_two) == {}
         assert gateway.waker.waiting == 20
-        gateway.plane.know([one, two])
-        made = await asyncio.gather(*created)
-        assert {each["metadata"]["name"] for each in made} == {f"c-{number}" for number in range(10)}
-        found = {(await each)["status"]["userInfo"]["username"] for each in asked}
-        assert found == {f"system:serviceaccount:kube-system:waiting-{gateway.serving.port}"}
-        assert await gateway.serve(one, two) == {}
+        gateway.plane.know([route_one, route_two])
+        config_maps = await asyncio.gather(*creations)
+        assert {item["metadata"]["name"] for item in config_maps} == {f"c-{number}" for number in range(10)}
+        usernames = {(await item)["status"]["userInfo"]["username"] for item in reviews}
+        assert usernames == {f"system:serviceaccount:kube-system:waiting-{gateway.serving.port}"}
+        assert await gateway.serve(route_one, route_two) == {}
         assert (await robot.request("POST", path, body=review))["status"]
 
-        # The same connections, after it has fallen asleep again.
-        await gateway.serve(_asleep(one), two)
-        again = asyncio.create_task(admin.list(CONFIG_MAPS, namespace=namespace))
+        # The same connections work after the control plane has fallen asleep again.
+        await gateway.serve(_asleep(route_one), route_two)
+        list_task = asyncio.create_task(admin.list(CONFIG_MAPS, namespace=namespace))
         await eventually(lambda: gateway.wakes, lambda wakes: wakes == ["uid-one", "uid-one"])
-        await gateway.serve(one, two)
-        assert len((await again).items) >= 10
+        await gateway.serve(route_one, route_two)
+        assert len((await list_task).items) >= 10
 
 
-async def test_who_cannot_be_a_user_wakes_nothing(gateway: Gateway) -> None:
+async def test_request_with_invalid_credential_wakes_no_control_plane(gateway: Gateway) -> None:
     await gateway.serve(_asleep(gateway.route("one")), gateway.route("two"))
     path = "/clusters/one/control-plane/api/v1/namespaces"
     claims = {"iss": "https://kubernetes.default.svc.cluster.local", "exp": 1 << 40}
@@ -116,22 +116,22 @@ async def test_who_cannot_be_a_user_wakes_nothing(gateway: Gateway) -> None:
     assert gateway.wakes == []
 
 
-async def test_strangers_do_not_learn_which_names_exist(gateway: Gateway) -> None:
-    """Control plane one sleeps, two is awake, and three does not exist."""
+async def test_unauthenticated_answers_do_not_reveal_control_planes(gateway: Gateway) -> None:
+    """Control plane `one` sleeps, `two` is awake, and `three` does not exist."""
     await gateway.serve(_asleep(gateway.route("one")), gateway.route("two"))
     claims = {"iss": "https://kubernetes.default.svc.cluster.local", "exp": 1 << 40}
     forged = sign_claims(claims, key=create_signing_key())
 
     async def answers(rest: str, *headers: str, method: str) -> list[tuple[bytes, list[bytes], bytes]]:
-        found = []
+        results = []
         for name in ("one", "two", "three"):
             sent = http1(f"/clusters/{name}/control-plane{rest}", *headers, method=method)
             head, _, body = (await exchange(gateway.serving.port, sent, ca=gateway.ca)).partition(b"\r\n\r\n")
             code, *lines = head.split(b"\r\n")
-            told = [line for line in lines if not line.startswith((b"date:", b"audit-id:"))]
-            assert len(lines) - len(told) == 2
-            found.append((code, sorted(told), body))
-        return found
+            header_lines = [line for line in lines if not line.startswith((b"date:", b"audit-id:"))]
+            assert len(lines) - len(header_lines) == 2
+            results.append((code, sorted(header_lines), body))
+        return results
 
     for rest, method, headers in (
         ("/api/v1/namespaces", "GET", ()),
@@ -145,21 +145,21 @@ async def test_strangers_do_not_learn_which_names_exist(gateway: Gateway) -> Non
         ("/api", "GET", (f"Authorization: Bearer {forged}",)),
         ("/api", "GET", (f"Authorization: Bearer {forged}", "Audit-ID: mine")),
     ):
-        one, two, three = await answers(rest, *headers, method=method)
-        assert one == two == three, (rest, method, headers)
-        assert one[0].startswith(b"HTTP/1.1 401")
+        answer_one, answer_two, answer_three = await answers(rest, *headers, method=method)
+        assert answer_one == answer_two == answer_three, (rest, method, headers)
+        assert answer_one[0].startswith(b"HTTP/1.1 401")
     assert gateway.wakes == []
-    # Nor is a control plane in use by them.
+    # These requests do not count as use of a control plane.
     numbers = await gateway.plane.numbers()
     assert numbers["cluster.uid-two.upstream_rq_total"] == numbers["cluster.uid-two.upstream_rq_401"] == 3
     assert Usage().look(numbers) == set()
 
 
-async def test_request_gets_the_cause_when_a_person_has_to_act(gateway: Gateway) -> None:
-    sleeping = _asleep(gateway.route("one"))
-    assert sleeping.asleep is not None
-    failed = replace(sleeping.asleep, failed=True, problem="Secret x is damaged: it has no entry sa.key; restore it")
-    await gateway.serve(replace(sleeping, asleep=failed))
+async def test_request_gets_503_with_cause_when_wake_has_failed(gateway: Gateway) -> None:
+    route = _asleep(gateway.route("one"))
+    assert route.asleep is not None
+    sleep = replace(route.asleep, failed=True, problem="Secret x is damaged: it has no entry sa.key; restore it")
+    await gateway.serve(replace(route, asleep=sleep))
     sent = http1("/clusters/one/control-plane/api/v1/namespaces", f"Authorization: Bearer {BOOTSTRAP_TOKEN}")
     async with asyncio.timeout(20):
         received = await exchange(gateway.serving.port, sent, ca=gateway.ca)
@@ -170,7 +170,7 @@ async def test_request_gets_the_cause_when_a_person_has_to_act(gateway: Gateway)
     assert set(gateway.wakes) == {"uid-one"}
 
 
-async def test_a_client_that_goes_waits_no_more(gateway: Gateway, eventually: Callable[..., Any]) -> None:
+async def test_gateway_stops_waiting_when_client_disconnects(gateway: Gateway, eventually: Callable[..., Any]) -> None:
     await gateway.serve(_asleep(gateway.route("one")))
     sent = http1("/clusters/one/control-plane/api", f"Authorization: Bearer {BOOTSTRAP_TOKEN}")
     request = asyncio.create_task(exchange(gateway.serving.port, sent, ca=gateway.ca))
@@ -179,50 +179,48 @@ async def test_a_client_that_goes_waits_no_more(gateway: Gateway, eventually: Ca
     await eventually(lambda: gateway.waker.waiting, lambda waiting: waiting == 0)
 
 
-async def test_more_than_so_many_are_told_to_retry(gateway: Gateway, eventually: Callable[..., Any]) -> None:
+async def test_requests_beyond_waiter_limit_get_429(gateway: Gateway, eventually: Callable[..., Any]) -> None:
     await gateway.serve(_asleep(gateway.route("one")), gateway.route("two"))
     sent = http1("/clusters/one/control-plane/api", f"Authorization: Bearer {BOOTSTRAP_TOKEN}")
     requests = [asyncio.create_task(exchange(gateway.serving.port, sent, ca=gateway.ca)) for _ in range(101)]
-    done, waiting = await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
+    done, waiters = await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
     (answer,) = [request.result() for request in done]
     assert statuses(answer) == [429]
     assert b"retry-after: 1" in answer.lower()
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["reason"] == "TooManyRequests"
-    # Those who wait take no place from others.
-    async with Client(gateway.user("two", "admin", groups=MASTERS)) as other:
-        assert (await other.list(NAMESPACES)).items
+    # Waiting requests take no slots from other control planes.
+    async with Client(gateway.user("two", "admin", groups=MASTERS)) as other_client:
+        assert (await other_client.list(NAMESPACES)).items
     await gateway.serve(gateway.route("two"))
-    answers = await asyncio.gather(*waiting)
+    answers = await asyncio.gather(*waiters)
     assert {code for answer in answers for code in statuses(answer)} == {404}
 
 
-async def test_bodies_of_requests_that_wait_take_little_memory(
-    gateway: Gateway, eventually: Callable[..., Any]
-) -> None:
+async def test_bodies_of_waiting_requests_take_little_memory(gateway: Gateway, eventually: Callable[..., Any]) -> None:
     async with Client(gateway.tenants["one"].config) as direct:
         token = await controllers_token(direct, account=f"large-{gateway.serving.port}")
     assert await gateway.serve(_asleep(gateway.route("one"))) == {}
-    large = 3 << 20
+    length = 3 << 20
     path = "/clusters/one/control-plane/api/v1/namespaces/default/configmaps"
-    request = http1(path, f"Authorization: Bearer {token}", f"Content-Length: {large}", method="POST")
+    request = http1(path, f"Authorization: Bearer {token}", f"Content-Length: {length}", method="POST")
 
     (envoy,) = find_processes(gateway.directory.parent / "runtime" / "envoy")
-    seen = [0]
+    sizes = [0]
 
     def is_settled() -> bool:
-        """Tell whether Envoy reads no more than it has."""
+        """Return whether the memory of Envoy has stopped growing."""
         status = Path(f"/proc/{envoy}/status").read_text()
-        seen.append(int(re.findall(r"RssAnon:\s+([0-9]+) kB", status)[0]) << 10)
-        return seen[-1] == seen[-2]
+        sizes.append(int(re.findall(r"RssAnon:\s+([0-9]+) kB", status)[0]) << 10)
+        return sizes[-1] == sizes[-2]
 
     await eventually(is_settled)
-    before = seen[-1]
-    body = bytes(large)
+    before = sizes[-1]
+    body = bytes(length)
     sent = [asyncio.create_task(exchange(gateway.serving.port, request + body, ca=gateway.ca)) for _ in range(40)]
     try:
         await eventually(lambda: gateway.waker.waiting, lambda waiting: waiting == len(sent))
         await eventually(is_settled)
-        assert seen[-1] - before < len(sent) * _MIB
+        assert sizes[-1] - before < len(sent) * _MIB
     finally:
         for task in sent:
             task.cancel()

@@ -1,4 +1,4 @@
-"""Requests to control planes that sleep: who waits, how long, and how often a wake is asked for."""
+"""Requests to sleeping control planes: limits and timeouts of waiters, and wake-up requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EARLIER = NOW - timedelta(hours=1)
 
 
 class Operator:
-    """Is asked to wake control planes, and does nothing."""
+    """Records wake-up requests, and wakes no control plane."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, datetime]] = []
@@ -60,55 +60,55 @@ async def _code(waker: Waker, key: str = "uid-a") -> int:
     return caught.value.code
 
 
-async def test_changes_wait_while_a_control_plane_is_held(operator: Operator) -> None:
+async def test_waker_queues_changes_while_control_plane_is_held(operator: Operator) -> None:
     waker = _waker(operator, each_held=2)
-    held = replace(route("a"), held=Hold(until=NOW + timedelta(minutes=1), asked="then"))
-    waker.know([held])
+    held_route = replace(route("a"), held=Hold(until=NOW + timedelta(minutes=1), asked="then"))
+    waker.know([held_route])
     waker.reach(["uid-a"])
     await waker.passage("uid-a")
-    changing = [asyncio.create_task(waker.passage("uid-a", change=True)) for _ in range(2)]
+    changes = [asyncio.create_task(waker.passage("uid-a", change=True)) for _ in range(2)]
     await _turns()
     assert waker.waiting == 2
     with pytest.raises(Declined) as caught:
         await waker.passage("uid-a", change=True)
     assert caught.value.code == 429
-    # It has moved, and is not reached there yet.
+    # The control plane has moved, and Envoy does not reach its new address yet.
     waker.reach([])
     waker.know([route("a")])
     await _turns()
     assert waker.waiting == 2
     waker.reach(["uid-a"])
-    await asyncio.gather(*changing)
+    await asyncio.gather(*changes)
     assert operator.asked == []
-    # The time of a hold has come.
-    waker.know([replace(held, held=Hold(until=NOW, asked="now"))])
+    # The deadline of the hold has passed.
+    waker.know([replace(held_route, held=Hold(until=NOW, asked="now"))])
     await waker.passage("uid-a", change=True)
 
 
-async def test_many_requests_are_one_wake(operator: Operator) -> None:
+async def test_waker_requests_one_wake_for_many_requests(operator: Operator) -> None:
     waker, changes = _waker(operator), []
-    waker.changed = lambda: changes.append(waker.wants(sleeping))
-    sleeping, other = route("a", asleep=EARLIER), route("b", asleep=EARLIER)
-    waker.know([sleeping, other])
-    assert not waker.wants(sleeping)
+    waker.changed = lambda: changes.append(waker.wants(sleeping_route))
+    sleeping_route, other_route = route("a", asleep=EARLIER), route("b", asleep=EARLIER)
+    waker.know([sleeping_route, other_route])
+    assert not waker.wants(sleeping_route)
     requests = _waiting(waker, number=20)
     await _turns()
     assert operator.asked == [("uid-a", NOW)]
     assert (waker.waiting, changes) == (20, [True])
-    assert not waker.wants(other)
-    # What the operator says meanwhile is no reason to ask again.
-    waker.know([route("a", asleep=EARLIER, requested=NOW), other])
+    assert not waker.wants(other_route)
+    # A status update of the operator triggers no second wake-up request.
+    waker.know([route("a", asleep=EARLIER, requested=NOW), other_route])
     await _turns()
     waker.reach(["uid-a"])
     await _turns()
     assert not any(request.done() for request in requests)
-    waker.know([route("a"), other])
+    waker.know([route("a"), other_route])
     await asyncio.gather(*requests)
     assert len(operator.asked) == 1
     assert waker.waiting == 0
 
 
-async def test_a_request_goes_on_when_envoy_reaches_what_is_awake(operator: Operator) -> None:
+async def test_waker_releases_request_when_control_plane_is_reachable(operator: Operator) -> None:
     waker = _waker(operator)
     waker.know([route("a")])
     (request,) = _waiting(waker)
@@ -120,13 +120,13 @@ async def test_a_request_goes_on_when_envoy_reaches_what_is_awake(operator: Oper
     assert operator.asked == []
 
 
-async def test_one_that_was_asked_already_is_not_asked_again(operator: Operator) -> None:
+async def test_waker_does_not_repeat_pending_wake_request(operator: Operator) -> None:
     waker = _waker(operator)
     waker.know([route("a", asleep=EARLIER, requested=NOW - timedelta(seconds=1))])
     (request,) = _waiting(waker)
     await _turns()
     assert operator.asked == []
-    # It fell asleep again, before anybody saw it awake.
+    # The control plane fell asleep again before the waker saw it awake.
     waker.know([route("a", asleep=NOW)])
     await _turns()
     assert operator.asked == [("uid-a", NOW + timedelta(microseconds=1))]
@@ -135,7 +135,7 @@ async def test_one_that_was_asked_already_is_not_asked_again(operator: Operator)
 
 
 @pytest.mark.parametrize("requested", [EARLIER, NOW + timedelta(days=400)])
-async def test_a_request_that_the_operator_does_not_act_on_is_none(operator: Operator, requested: datetime) -> None:
+async def test_waker_requests_wake_despite_stale_or_future_request(operator: Operator, requested: datetime) -> None:
     waker = _waker(operator)
     waker.know([route("a", asleep=EARLIER, requested=requested)])
     _waiting(waker)
@@ -144,7 +144,7 @@ async def test_a_request_that_the_operator_does_not_act_on_is_none(operator: Ope
     await waker.aclose()
 
 
-async def test_a_failed_request_is_repeated(operator: Operator, eventually: Callable[..., Any]) -> None:
+async def test_waker_retries_failed_wake_request(operator: Operator, eventually: Callable[..., Any]) -> None:
     operator.fails = 2
     waker = _waker(operator, backoff=lambda: Backoff(initial_seconds=0.01, maximum_seconds=0.01))
     waker.know([route("a", asleep=EARLIER)])
@@ -157,7 +157,7 @@ async def test_a_failed_request_is_repeated(operator: Operator, eventually: Call
     await request
 
 
-async def test_clients_that_come_and_go_ask_no_more_often(operator: Operator) -> None:
+async def test_waker_keeps_backoff_when_clients_reconnect(operator: Operator) -> None:
     operator.fails = 100
     waker = _waker(operator, backoff=lambda: Backoff(initial_seconds=60.0, maximum_seconds=60.0))
     waker.know([route("a", asleep=EARLIER)])
@@ -170,7 +170,7 @@ async def test_clients_that_come_and_go_ask_no_more_often(operator: Operator) ->
     await waker.aclose()
 
 
-async def test_it_does_not_wait_for_ever(operator: Operator) -> None:
+async def test_waker_returns_503_after_timeout(operator: Operator) -> None:
     waker = _waker(operator, patience_seconds=0.01)
     waker.know([route("a", asleep=EARLIER)])
     assert await _code(waker) == 503
@@ -179,9 +179,9 @@ async def test_it_does_not_wait_for_ever(operator: Operator) -> None:
 
 
 def _failed(*, requested: datetime | None = None, failed: bool = True, problem: str = "Secret x is damaged") -> Route:
-    sleeping = route("a", asleep=EARLIER, requested=requested)
-    assert sleeping.asleep is not None
-    return replace(sleeping, asleep=replace(sleeping.asleep, failed=failed, problem=problem))
+    sleeping_route = route("a", asleep=EARLIER, requested=requested)
+    assert sleeping_route.asleep is not None
+    return replace(sleeping_route, asleep=replace(sleeping_route.asleep, failed=failed, problem=problem))
 
 
 async def _declined(waker: Waker) -> Declined:
@@ -190,19 +190,19 @@ async def _declined(waker: Waker) -> Declined:
     return caught.value
 
 
-async def test_waker_answers_with_the_cause_when_a_person_has_to_act(operator: Operator) -> None:
+async def test_waker_returns_cause_when_wake_has_failed(operator: Operator) -> None:
     waker = _waker(operator, failed_patience=timedelta(milliseconds=10))
     waker.know([_failed()])
     declined = await _declined(waker)
     assert (declined.code, declined.is_retried) == (503, False)
     assert str(declined) == "this control plane cannot wake: Secret x is damaged"
-    # The operator tries it once more all the same: a person may have acted.
+    # The operator retries the wake-up, because a person may have removed the cause.
     assert operator.asked == [("uid-a", NOW)]
     assert waker.waiting == 0
     await waker.aclose()
 
 
-async def test_waker_answers_at_once_when_the_operator_had_time_for_an_earlier_request(operator: Operator) -> None:
+async def test_waker_returns_503_at_once_when_earlier_request_is_old(operator: Operator) -> None:
     waker = _waker(operator, failed_patience=timedelta(seconds=30))
     waker.know([_failed(requested=NOW - timedelta(seconds=30))])
     async with asyncio.timeout(5):
@@ -211,7 +211,7 @@ async def test_waker_answers_at_once_when_the_operator_had_time_for_an_earlier_r
     await waker.aclose()
 
 
-async def test_waker_has_requests_wait_when_a_failed_control_plane_begins_to_wake(operator: Operator) -> None:
+async def test_waker_holds_request_when_failed_control_plane_wakes(operator: Operator) -> None:
     waker = _waker(operator, failed_patience=timedelta(seconds=30))
     waker.know([_failed()])
     waker.reach(["uid-a"])
@@ -224,7 +224,7 @@ async def test_waker_has_requests_wait_when_a_failed_control_plane_begins_to_wak
     await request
 
 
-async def test_waker_answers_when_the_wake_that_was_asked_for_fails(operator: Operator) -> None:
+async def test_waker_declines_request_when_requested_wake_fails(operator: Operator) -> None:
     waker = _waker(operator, failed_patience=timedelta(0))
     waker.know([route("a", asleep=EARLIER)])
     (request,) = _waiting(waker)
@@ -237,7 +237,7 @@ async def test_waker_answers_when_the_wake_that_was_asked_for_fails(operator: Op
     await waker.aclose()
 
 
-async def test_waker_names_the_cause_when_a_wake_takes_too_long(operator: Operator) -> None:
+async def test_waker_returns_cause_when_wake_times_out(operator: Operator) -> None:
     waker = _waker(operator, patience_seconds=0.01)
     waker.know([_failed(failed=False, problem="waiting for kube-apiserver")])
     declined = await _declined(waker)
@@ -246,16 +246,16 @@ async def test_waker_names_the_cause_when_a_wake_takes_too_long(operator: Operat
     await waker.aclose()
 
 
-async def test_one_that_waits_for_room_has_its_clients_come_again(operator: Operator) -> None:
+async def test_waker_returns_429_when_control_plane_waits_for_room(operator: Operator) -> None:
     waker = _waker(operator, patience_seconds=0.01)
-    sleeping = route("a", asleep=EARLIER)
-    assert sleeping.asleep is not None
-    waker.know([replace(sleeping, asleep=replace(sleeping.asleep, crowded=True))])
+    sleeping_route = route("a", asleep=EARLIER)
+    assert sleeping_route.asleep is not None
+    waker.know([replace(sleeping_route, asleep=replace(sleeping_route.asleep, crowded=True))])
     assert await _code(waker) == 429
     await waker.aclose()
 
 
-async def test_more_than_so_many_do_not_wait(operator: Operator) -> None:
+async def test_waker_returns_429_when_waiters_exceed_limit(operator: Operator) -> None:
     waker = _waker(operator, each=2)
     waker.know([route("a", asleep=EARLIER)])
     requests = _waiting(waker, number=2)
@@ -270,25 +270,27 @@ async def test_more_than_so_many_do_not_wait(operator: Operator) -> None:
     await asyncio.wait(requests)
 
 
-async def test_a_flood_at_some_leaves_room_for_others(operator: Operator) -> None:
+async def test_waker_keeps_slots_for_other_control_planes_during_flood(operator: Operator) -> None:
     waker = _waker(operator)
     waker.know([route(f"s{number}", asleep=EARLIER) for number in range(11)])
-    flood = [each for number in range(10) for each in _waiting(waker, f"uid-s{number}", number=200)]
+    flood_tasks = [task for number in range(10) for task in _waiting(waker, f"uid-s{number}", number=200)]
     await _turns()
-    honest = _waiting(waker, "uid-s10", number=30)
+    other_tasks = _waiting(waker, "uid-s10", number=30)
     await _turns()
-    assert not any(request.done() for request in honest)
+    assert not any(request.done() for request in other_tasks)
     assert waker.waiting < 1000
     await waker.aclose()
-    await asyncio.wait([*flood, *honest])
-    for request in (*flood, *honest):
+    await asyncio.wait([*flood_tasks, *other_tasks])
+    for request in (*flood_tasks, *other_tasks):
         assert isinstance(request.exception(), Declined)
 
 
 @pytest.mark.parametrize(
     ("routes", "code"), [([], 404), ([Route(key="uid-a", cluster_path="a", upstream=None, why_absent="gone")], 503)]
 )
-async def test_nobody_waits_for_what_is_gone(operator: Operator, routes: list[Route], code: int) -> None:
+async def test_waker_declines_waiters_of_removed_control_plane(
+    operator: Operator, routes: list[Route], code: int
+) -> None:
     waker = _waker(operator)
     waker.know([route("a", asleep=EARLIER)])
     (request,) = _waiting(waker)
@@ -300,7 +302,7 @@ async def test_nobody_waits_for_what_is_gone(operator: Operator, routes: list[Ro
     await waker.aclose()
 
 
-async def test_one_that_falls_asleep_again_is_woken_again(operator: Operator) -> None:
+async def test_waker_requests_wake_again_when_control_plane_sleeps(operator: Operator) -> None:
     waker = _waker(operator)
     waker.know([route("a")])
     waker.reach(["uid-a"])
@@ -309,7 +311,7 @@ async def test_one_that_falls_asleep_again_is_woken_again(operator: Operator) ->
     (request,) = _waiting(waker)
     await _turns()
     assert operator.asked == [("uid-a", NOW)]
-    # Awake, and asleep again before the request could go on.
+    # The control plane wakes, and falls asleep again before the request continues.
     waker.know([route("a")])
     waker.know([route("a", asleep=NOW)])
     await _turns()
@@ -318,7 +320,7 @@ async def test_one_that_falls_asleep_again_is_woken_again(operator: Operator) ->
     await request
 
 
-async def test_at_the_end_all_are_told_to_retry(operator: Operator) -> None:
+async def test_waker_close_declines_waiters_with_retry(operator: Operator) -> None:
     waker = _waker(operator)
     waker.know([route("a", asleep=EARLIER)])
     (request,) = _waiting(waker)

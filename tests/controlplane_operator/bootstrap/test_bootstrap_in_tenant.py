@@ -1,4 +1,4 @@
-"""What the operator keeps inside a control plane: written once, mended, replaced, taken away."""
+"""Objects of the operator inside a control plane: creation, repair, replacement and removal."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ Eventually = Callable[..., Awaitable[Any]]
 
 
 async def _versions(client: Client) -> list[str]:
-    found = [
+    objects = [
         *(await client.list(CLUSTER_ROLE_BINDINGS)).items,
         *(await client.list(SERVICE_ACCOUNTS)).items,
         *(await client.list(NAMESPACES)).items,
     ]
-    return sorted(f"{item['metadata']['name']}={item['metadata']['resourceVersion']}" for item in found)
+    return sorted(f"{item['metadata']['name']}={item['metadata']['resourceVersion']}" for item in objects)
 
 
-async def test_it_writes_once_and_mends_drift(tenant: Any) -> None:
+async def test_bootstrap_writes_once_and_repairs_drift(tenant: Any) -> None:
     settings: dict[str, Any] = {
         "admin": ADMIN_ACCOUNT,
         "admin_role": "cluster-admin",
@@ -43,11 +43,11 @@ async def test_it_writes_once_and_mends_drift(tenant: Any) -> None:
     }
     async with Client(tenant.administrator, field_manager="kplane") as client:
         await bootstrap(client, **settings)
-        before = await _versions(client)
+        versions = await _versions(client)
         await bootstrap(client, **settings)
-        assert await _versions(client) == before
-        present = {item["metadata"]["name"] for item in (await client.list(NAMESPACES)).items}
-        assert present >= {"default", "kube-system", "kube-public", "kube-node-lease", "kplane-system"}
+        assert await _versions(client) == versions
+        namespaces = {item["metadata"]["name"] for item in (await client.list(NAMESPACES)).items}
+        assert namespaces >= {"default", "kube-system", "kube-public", "kube-node-lease", "kplane-system"}
 
         await client.delete(SERVICE_ACCOUNTS, ADMIN_ACCOUNT.name, namespace="kplane-system")
         await client.patch(CLUSTER_ROLE_BINDINGS, "controlplane-controllers", {"subjects": []})
@@ -59,7 +59,7 @@ async def test_it_writes_once_and_mends_drift(tenant: Any) -> None:
             assert subjects == [{"kind": "ServiceAccount", "name": account.name, "namespace": "kplane-system"}]
 
 
-async def test_the_administrators_role_is_what_was_asked_for(tenant: Any, eventually: Eventually) -> None:
+async def test_bootstrap_replaces_role_of_unpublished_administrator(tenant: Any, eventually: Eventually) -> None:
     administrator = issue_client(tenant.authorities.client, user=_ADMIN.name)
     as_admin = ClusterConfig(
         server=tenant.administrator.server,
@@ -80,7 +80,7 @@ async def test_the_administrators_role_is_what_was_asked_for(tenant: Any, eventu
                 return False
             return True
 
-        # The API server decides by what it has watched of bindings, which is behind a write for some milliseconds.
+        # The API server decides by its cache of bindings, which is some milliseconds behind a write.
         async def becomes(expected: bool) -> None:
             await eventually(allowed, lambda found: found is expected)
 
@@ -88,12 +88,12 @@ async def test_the_administrators_role_is_what_was_asked_for(tenant: Any, eventu
         await bootstrap(client, admin_role="cluster-admin", **settings)
         await becomes(True)
 
-        # A binding cannot get another role; it is replaced.
+        # The role of a binding is immutable, so that the binding is replaced.
         await bootstrap(client, admin_role="system:discovery", **settings)
         assert (await client.get(CLUSTER_ROLE_BINDINGS, "controlplane-admin"))["roleRef"]["name"] == "system:discovery"
         await becomes(False)
 
-        # Before publication the former binding goes, also if the new role does not exist.
+        # Before publication, the former binding is deleted even if the new role does not exist.
         await bootstrap(client, admin_role="cluster-admin", **settings)
         await becomes(True)
         with pytest.raises(RoleMissing):
@@ -101,7 +101,7 @@ async def test_the_administrators_role_is_what_was_asked_for(tenant: Any, eventu
         await becomes(False)
 
 
-async def test_published_administrator_keeps_its_role_until_the_new_one_exists(tenant: Any) -> None:
+async def test_published_administrator_keeps_role_until_new_role_exists(tenant: Any) -> None:
     settings: dict[str, Any] = {"controllers": _CONTROLLERS, "published": True}
 
     async def bound() -> tuple[str, str]:
@@ -124,9 +124,7 @@ async def test_published_administrator_keeps_its_role_until_the_new_one_exists(t
         await client.delete(CLUSTER_ROLE_BINDINGS, "controlplane-admin")
 
 
-async def test_a_role_that_does_not_exist_is_named_and_leaves_the_controllers_at_work(
-    tenant: Any, eventually: Eventually
-) -> None:
+async def test_missing_role_is_named_and_controllers_keep_their_rights(tenant: Any, eventually: Eventually) -> None:
     controllers = issue_client(tenant.authorities.client, user=CONTROLLERS_USER)
     as_controllers = ClusterConfig(
         server=tenant.administrator.server,
@@ -145,12 +143,12 @@ async def test_a_role_that_does_not_exist_is_named_and_leaves_the_controllers_at
             await client.get(CLUSTER_ROLE_BINDINGS, "controlplane-admin")
 
 
-async def test_tokens_have_the_life_that_was_granted_and_end_with_the_identity(tenant: Any) -> None:
+async def test_tokens_have_granted_lifetime_and_end_on_revocation(tenant: Any) -> None:
     async with Client(tenant.administrator, field_manager="kplane") as client:
         await bootstrap(client, admin=ADMIN_ACCOUNT, admin_role="cluster-admin", controllers=_CONTROLLERS)
-        asked = dt.datetime.now(dt.UTC)
+        request_time = dt.datetime.now(dt.UTC)
         token = await request_token(client, service_account=ADMIN_ACCOUNT.name, lifetime=dt.timedelta(hours=2))
-        assert abs(token.expires_at - asked - dt.timedelta(hours=2)) < dt.timedelta(minutes=1)
+        assert abs(token.expires_at - request_time - dt.timedelta(hours=2)) < dt.timedelta(minutes=1)
         assert token.value not in repr(token)
 
         config = ClusterConfig(
@@ -160,6 +158,6 @@ async def test_tokens_have_the_life_that_was_granted_and_end_with_the_identity(t
             await admin.create(NAMESPACES, {"metadata": {"name": "by-admin"}})
             await revoke(client)
             await revoke(client)
-            # The API server remembers for some seconds whom a token belongs to, and then has no rights for it.
+            # The API server caches the identity of a token for some seconds, but this identity has no rights any more.
             with pytest.raises((Forbidden, Unauthorized)):
                 await admin.list(NAMESPACES)

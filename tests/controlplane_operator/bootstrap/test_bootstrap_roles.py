@@ -1,4 +1,4 @@
-"""What the roles that a class may name allow in a control plane, as docs/how-to/grant-rights.md says."""
+"""Rights of the roles that a class may name, as documented in docs/how-to/grant-rights.md."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.integration
 _HOLDER = Subject("User", "holder")
 _AGGREGATE = "rbac.authorization.k8s.io/aggregate-to-"
 _ACCOUNT = "clusterrole-aggregation-controller"
-"""Of kube-system. The API server itself gives it the right to change every ClusterRole beyond its own rights."""
+"""ServiceAccount of kube-system. The API server lets it change every ClusterRole beyond its own rights."""
 
 Eventually = Callable[..., Awaitable[Any]]
 
 
 async def _aggregate(client: Client) -> None:
-    """Fill the roles, as kube-controller-manager does, which does not run here."""
+    """Fill the roles as kube-controller-manager does, which does not run in these tests."""
     for role in ("view", "edit", "admin"):
         parts = (await client.list(CLUSTER_ROLES, label_selector=f"{_AGGREGATE}{role}=true")).items
         rules = [rule for part in parts for rule in part.get("rules") or ()]
@@ -37,7 +37,7 @@ async def _aggregate(client: Client) -> None:
 
 
 async def _holder(tenant: Any, role: str, eventually: Eventually) -> ClusterConfig:
-    """Return whom the published kubeconfig is for, with this role, once the API server knows of it."""
+    """Return a client configuration of the administrator, once the API server grants this role to it."""
     pair = issue_client(tenant.authorities.client, user=_HOLDER.name)
     config = ClusterConfig(
         server=tenant.administrator.server,
@@ -57,19 +57,17 @@ async def _holder(tenant: Any, role: str, eventually: Eventually) -> ClusterConf
 
 
 @pytest.mark.parametrize("role", ["edit", "admin"])
-async def test_whoever_has_edit_or_admin_everywhere_can_make_itself_administrator(
-    tenant: Any, role: str, eventually: Eventually
-) -> None:
+async def test_holder_of_edit_or_admin_can_gain_all_rights(tenant: Any, role: str, eventually: Eventually) -> None:
     config = await _holder(tenant, role, eventually)
     as_account = replace(config, impersonation=Impersonation(f"system:serviceaccount:kube-system:{_ACCOUNT}"))
     everything = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}
     async with Client(config, field_manager="kplane") as holder, Client(as_account, field_manager="kplane") as account:
-        # Not by itself,
+        # The holder itself cannot extend its rights.
         with pytest.raises(Forbidden):
             await holder.create(NAMESPACES, {"metadata": {"name": "by-holder"}})
         with pytest.raises(Forbidden):
             await holder.patch(CLUSTER_ROLES, role, {"rules": [everything]})
-        # but as a ServiceAccount of kube-system, by impersonation or by a token of it.
+        # A ServiceAccount of kube-system can. The holder may impersonate it, or request a token of it.
         token = await request_token(
             holder, service_account=_ACCOUNT, lifetime=dt.timedelta(hours=1), namespace="kube-system"
         )
@@ -78,12 +76,12 @@ async def test_whoever_has_edit_or_admin_everywhere_can_make_itself_administrato
         await eventually(lambda: holder.create(NAMESPACES, {"metadata": {"name": "by-holder"}}))
 
 
-async def test_view_reads_no_secret_writes_nothing_and_is_nobody_else(tenant: Any, eventually: Eventually) -> None:
+async def test_holder_of_view_cannot_read_secrets_write_or_impersonate(tenant: Any, eventually: Eventually) -> None:
     config = await _holder(tenant, "view", eventually)
     as_account = replace(config, impersonation=Impersonation(f"system:serviceaccount:kube-system:{_ACCOUNT}"))
     configmap = {"metadata": {"name": "by-holder", "namespace": "default"}}
     async with Client(config, field_manager="kplane") as holder, Client(as_account, field_manager="kplane") as account:
-        for refused in (
+        for request in (
             holder.list(SECRETS),
             holder.create(CONFIG_MAPS, configmap),
             holder.create(NAMESPACES, {"metadata": {"name": "by-holder"}}),
@@ -91,4 +89,4 @@ async def test_view_reads_no_secret_writes_nothing_and_is_nobody_else(tenant: An
             account.list(CONFIG_MAPS, namespace="kube-system"),
         ):
             with pytest.raises(Forbidden):
-                await refused
+                await request

@@ -1,4 +1,4 @@
-"""What a probe finds out about credentials at a real API server."""
+"""Probes of credentials at a real API server."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ Eventually = Callable[..., Awaitable[Any]]
 
 
 @pytest.mark.parametrize("role", ["cluster-admin", "reader"])
-async def test_refusal_names_what_is_missing_and_nothing_of_a_narrow_role(
+async def test_refusal_is_none_for_bound_role_and_names_missing_objects(
     tenant: Any, role: str, eventually: Eventually
 ) -> None:
     identity = issue_certificate(tenant.authorities.client, user=_ADMIN.name, lifetime=dt.timedelta(hours=1))
     bindings = admin_binding(_ADMIN, role=role), controllers_binding(CONTROLLERS_ACCOUNT)
-    probed = ProbedCredentials("1", tenant.administrator, ((identity, bindings[0]), (identity, bindings[1])))
+    credentials = ProbedCredentials("1", tenant.administrator, ((identity, bindings[0]), (identity, bindings[1])))
     connections = Connections()
 
     async def refusal() -> str | None:
-        return await probed.refusal(connections)
+        return await credentials.refusal(connections)
 
     async def says(*words: str) -> None:
         await eventually(refusal, lambda found: found is not None and all(word in found for word in words))
 
     async def bind() -> None:
         await bootstrap(client, admin=_ADMIN, admin_role=role, controllers=CONTROLLERS_ACCOUNT)
-        assert await probed.refusal_after_repair(connections) is None
+        assert await credentials.refusal_after_repair(connections) is None
 
     async with Client(tenant.administrator, field_manager="kplane") as client:
         rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]

@@ -1,4 +1,4 @@
-"""What is left of our identities in a control plane once they were taken back: nothing, whoever did it."""
+"""Revocation of the operator's identities in a control plane, by an administrator or by the controllers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _HOUR = dt.timedelta(hours=1)
 
 
 class _Killed(Exception):
-    """The operator's end."""
+    """Raised at the write at which the operator is killed."""
 
 
 @dataclass
 class _Deaths:
-    """Kills at the write of that number, counted from one; counts on where that is zero."""
+    """Kills the operator at write number `at`, counted from 1. Zero only counts writes."""
 
     at: int = 0
     writes: int = 0
@@ -47,7 +47,7 @@ async def _as(administrator: Client, account: str) -> ClusterConfig:
 
 
 async def _may_revoke(administrator: Client, account: str) -> bool:
-    """Tell whether an API server lets this account do what it needs; it hears of bindings a moment later."""
+    """Return whether this account may revoke identities. The API server sees a binding a moment after its write."""
     attributes = {"verb": "delete", "resource": "serviceaccounts", "namespace": "kplane-system"}
     review = {
         "apiVersion": "authorization.k8s.io/v1",
@@ -62,9 +62,9 @@ async def _may_revoke(administrator: Client, account: str) -> bool:
 class _Identities:
     controllers: ClusterConfig
     unused: tuple[ClusterConfig, ...]
-    """Tokens of the administrator and of the controllers that nobody has shown to the API server yet.
+    """Tokens of the administrator and of the controllers that the API server has not authenticated yet.
 
-    It remembers for ten seconds whom it let in.
+    The API server caches a successful authentication for ten seconds.
     """
 
 
@@ -78,13 +78,13 @@ async def _identities(client: Client, eventually: Eventually) -> _Identities:
 
 
 async def _left(client: Client) -> set[str]:
-    """Name what of our identities is there."""
-    found = [
+    """Return the remaining objects of the operator's identities, by kind and name."""
+    objects = [
         *(await client.list(CLUSTER_ROLE_BINDINGS)).items,
         *(await client.list(SERVICE_ACCOUNTS, namespace="kplane-system")).items,
         *(await client.list(SECRETS, namespace="kube-system", label_selector=ADDON_LABEL)).items,
     ]
-    names = {f"{item['kind']} {item['metadata']['name']}" for item in found}
+    names = {f"{item['kind']} {item['metadata']['name']}" for item in objects}
     return {name for name in names if "controlplane-" in name or name.startswith("Secret ")}
 
 
@@ -103,17 +103,15 @@ async def _refused(config: ClusterConfig) -> bool:
     return False
 
 
-async def test_the_controllers_take_everything_back_themselves_killed_at_any_write(
-    tenant: Any, eventually: Eventually
-) -> None:
-    refused: list[ClusterConfig] = []
+async def test_controllers_revoke_all_identities_if_killed_at_any_write(tenant: Any, eventually: Eventually) -> None:
+    configs: list[ClusterConfig] = []
     async with Client(tenant.administrator, field_manager="kplane") as client:
         at, done = 0, False
         while not done:
             at += 1
             await revoke(client)
             identities = await _identities(client, eventually)
-            refused += identities.unused
+            configs += identities.unused
             await _join_tokens(client, 3)
             deaths = _Deaths(at)
             async with Client(identities.controllers, before_write=deaths, field_manager="kplane") as mortal:
@@ -123,20 +121,18 @@ async def test_the_controllers_take_everything_back_themselves_killed_at_any_wri
                 except _Killed:
                     pass
             if not done:
-                async with Client(identities.controllers, field_manager="kplane") as again:
-                    await revoke_as_controllers(again)
+                async with Client(identities.controllers, field_manager="kplane") as successor:
+                    await revoke_as_controllers(successor)
             assert await _left(client) == set()
         assert at >= 8
-        for config in refused:
+        for config in configs:
             await eventually(lambda config=config: _refused(config), timeout=120.0)
-        async with Client(refused[-1], field_manager="kplane") as late:
+        async with Client(configs[-1], field_manager="kplane") as late_client:
             with pytest.raises(Unauthorized):
-                await revoke_as_controllers(late)
+                await revoke_as_controllers(late_client)
 
 
-async def test_the_old_tokens_stay_refused_when_the_api_server_is_adopted_again(
-    tenant: Any, eventually: Eventually
-) -> None:
+async def test_old_tokens_stay_refused_after_a_new_bootstrap(tenant: Any, eventually: Eventually) -> None:
     async with Client(tenant.administrator, field_manager="kplane") as client:
         old = await _identities(client, eventually)
         async with Client(old.controllers, field_manager="kplane") as own:
@@ -145,14 +141,14 @@ async def test_the_old_tokens_stay_refused_when_the_api_server_is_adopted_again(
         for config in old.unused:
             await eventually(lambda config=config: _refused(config), timeout=120.0)
         assert [await _refused(config) for config in new.unused] == [False, False]
-        # What the last right was granted by goes with the next regular end.
+        # The next `revoke` deletes the Role that granted the last right.
         assert "controlplane-revocation" in {item["metadata"]["name"] for item in (await client.list(ROLES)).items}
         await revoke(client)
         assert await _left(client) == set()
         assert "controlplane-revocation" not in {item["metadata"]["name"] for item in (await client.list(ROLES)).items}
 
 
-async def test_without_the_rights_that_it_was_given_it_says_so(tenant: Any, eventually: Eventually) -> None:
+async def test_revoke_raises_forbidden_without_binding_of_controllers(tenant: Any, eventually: Eventually) -> None:
     async with Client(tenant.administrator, field_manager="kplane") as client:
         identities = await _identities(client, eventually)
         await client.delete(CLUSTER_ROLE_BINDINGS, "controlplane-controllers")
@@ -163,7 +159,7 @@ async def test_without_the_rights_that_it_was_given_it_says_so(tenant: Any, even
         assert "ServiceAccount controlplane-controllers" in await _left(client)
 
 
-async def test_more_join_tokens_than_anybody_would_list_go_too(tenant: Any, eventually: Eventually) -> None:
+async def test_revoke_deletes_60_join_tokens(tenant: Any, eventually: Eventually) -> None:
     async with Client(tenant.administrator, field_manager="kplane") as client:
         await _identities(client, eventually)
         await _join_tokens(client, 60)
@@ -171,9 +167,7 @@ async def test_more_join_tokens_than_anybody_would_list_go_too(tenant: Any, even
         assert await _left(client) == set()
 
 
-async def test_what_the_tenant_has_besides_the_system_namespaces_is_not_read(
-    tenant: Any, eventually: Eventually
-) -> None:
+async def test_bootstrap_restores_namespace_without_list_requests(tenant: Any, eventually: Eventually) -> None:
     class Listless(Client):
         async def list(self, *_: Any, **__: Any) -> Any:
             raise AssertionError("listed")

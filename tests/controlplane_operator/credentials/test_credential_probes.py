@@ -1,4 +1,4 @@
-"""Probes of published credentials: whom they wake, and whom they leave alone."""
+"""Probes of published credentials: wakes of the reconciler, and control planes that are not probed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _probed(server: str) -> ProbedCredentials:
 
 
 class World:
-    """One control plane whose API server answers as a test says."""
+    """A control plane whose API server gives the answer of the test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answer: str | Exception | None = None
@@ -66,11 +66,11 @@ class World:
 
     def store(self, *, uid: str = "1", status: dict[str, Any] | None = None, **metadata: Any) -> None:
         self._version += 1
-        named = {"name": "acme", "uid": uid, "resourceVersion": str(self._version), **metadata}
-        self.stores.control_planes.apply({"metadata": named, "spec": {}, "status": status or {}})
+        fields = {"name": "acme", "uid": uid, "resourceVersion": str(self._version), **metadata}
+        self.stores.control_planes.apply({"metadata": fields, "spec": {}, "status": status or {}})
 
     async def probe(self) -> bool:
-        """Probe once; returns whether the control plane is probed again."""
+        """Probe once. Returns whether the control plane is probed again."""
         return await self.probes.reconcile(_KEY) is not None
 
     @property
@@ -100,7 +100,7 @@ async def test_probe_wakes_reconciler_once_until_repair(world: World) -> None:
     assert (world.woken, len(world.said)) == (1, 2)
 
 
-async def test_silent_api_server_is_no_refusal(world: World) -> None:
+async def test_unreachable_api_server_is_no_refusal(world: World) -> None:
     world.probes.follow(_KEY, world.probed)
     world.answer = Unreachable("no answer", kind="timeout")
     assert await world.probe()
@@ -119,14 +119,16 @@ async def test_silent_api_server_is_no_refusal(world: World) -> None:
     ],
     ids=["asleep", "paused", "deleting", "another", "stopped"],
 )
-async def test_probes_leave_control_plane_alone(world: World, change: Callable[[World], None]) -> None:
+async def test_probe_of_sleeping_paused_or_gone_control_plane_is_skipped(
+    world: World, change: Callable[[World], None]
+) -> None:
     world.probes.follow(_KEY, world.probed)
     change(world)
     assert not await world.probe()
     assert world.asked == 0
 
 
-async def test_probe_of_credentials_that_were_replaced_meanwhile_wakes_nobody(
+async def test_probe_of_replaced_credentials_does_not_wake_reconciler(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refusal(*_: object) -> str:

@@ -1,4 +1,4 @@
-"""Keys of a control plane are recorded apart from their Secret, and no others are used."""
+"""Records of the keys of a control plane, apart from their Secret. Keys that differ from the record are refused."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ LOST = Unreachable("the management cluster", kind="connect")
 
 
 def acme(*, published: bool = True, **annotations: str) -> ControlPlane:
-    named = {f"{GROUP}/{name}": value for name, value in annotations.items()}
-    metadata = {"name": "acme", "uid": "1", "annotations": named}
+    entries = {f"{GROUP}/{name}": value for name, value in annotations.items()}
+    metadata = {"name": "acme", "uid": "1", "annotations": entries}
     status = {"endpoint": "https://127.0.0.1:1"} if published else {}
     return ControlPlane.model_validate({"metadata": metadata, "spec": {}, "status": status})
 
@@ -68,7 +68,7 @@ async def no_data(_: ControlPlane) -> bool:
 
 
 class World:
-    """A management cluster with the namespace of one control plane; operators come and go over it."""
+    """A management cluster with the namespace of a control plane. Operators run one after another."""
 
     def __init__(self) -> None:
         self.cluster = FakeCluster("management")
@@ -77,7 +77,7 @@ class World:
         self.begin()
 
     def begin(self) -> None:
-        """Have another operator work, which knows nothing yet."""
+        """Start another operator, with empty caches."""
         events = Events(self.client)
         self.context = OperatorContext(
             client=self.client,
@@ -91,40 +91,40 @@ class World:
         self.keys = TenantKeys(self.context, now=lambda: self.clock())
 
     async def watch(self) -> None:
-        """Have the operator see what there is now."""
+        """Fill the caches of the operator with the present objects."""
         for store in (self.context.stores.namespaces, self.context.stores.secrets):
-            found = await self.client.list(store.resource)
-            store.replace(found.items, resource_version=found.resource_version)
+            listing = await self.client.list(store.resource)
+            store.replace(listing.items, resource_version=listing.resource_version)
 
     async def authorities(self, control_plane: ControlPlane | None = None) -> TenantAuthorities:
-        """Do what each pass does before it uses keys."""
+        """Return the keys, as each pass does before it uses them."""
         return await self.keys.authorities(control_plane or acme(), has_data=no_data)
 
     async def secret(self) -> dict[str, bytes]:
         return data_of(await self.client.get(SECRETS, AUTHORITIES_SECRET, namespace=NAMESPACE))
 
     async def replace(self, data: Mapping[str, bytes | None], *, seen: bool = True) -> None:
-        """Have a user change entries of the Secret."""
+        """Change entries of the Secret, as a user does."""
         encoded = {k: base64.b64encode(v).decode() if v is not None else None for k, v in data.items()}
         await self.client.patch(SECRETS, AUTHORITIES_SECRET, {"data": encoded}, namespace=NAMESPACE)
         if seen:
             await self.watch()
 
     async def restore(self, data: Mapping[str, bytes]) -> None:
-        """Have a user bring a backup of the Secret back."""
+        """Restore a backup of the Secret, as a user does."""
         await self.replace(dict.fromkeys(await self.secret()) | dict(data))
 
     async def record(self) -> KeyRecord | None:
         return KeyRecord.of(await self.client.get(NAMESPACES, NAMESPACE))
 
     async def forget(self, value: str | None = None) -> None:
-        """Have a user remove or change the record."""
+        """Remove or change the record, as a user does."""
         body = {"metadata": {"annotations": {KEY_FINGERPRINTS_ANNOTATION: value}}}
         await self.client.patch(NAMESPACES, NAMESPACE, body)
         await self.watch()
 
     async def refused(self) -> str:
-        """Return why the keys are not used."""
+        """Assert that the keys are refused, and return the message."""
         with pytest.raises(ConditionError) as caught:
             await self.authorities()
         assert caught.value.reason is Reason.KEYS_CHANGED
@@ -146,13 +146,13 @@ async def worlds() -> AsyncIterator[World]:
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    async with worlds() as made:
-        await made.authorities(acme(published=False))
-        yield made
+    async with worlds() as instance:
+        await instance.authorities(acme(published=False))
+        yield instance
 
 
 def others() -> dict[str, bytes]:
-    """Return valid keys of a control plane of the same name."""
+    """Return valid keys of another control plane of the same name."""
     return Generations(TenantAuthorities.create("acme")).to_secret()
 
 
@@ -175,7 +175,7 @@ async def test_record_reveals_no_key(world: World) -> None:
 @pytest.mark.parametrize("ends", [False, True])
 @pytest.mark.parametrize(("verb", "kind"), [("patch", NAMESPACES), ("create", SECRETS)])
 @pytest.mark.parametrize("takes_effect", [False, True])
-async def test_creation_that_fails_at_a_write_is_repeated_with_a_record_of_its_keys(
+async def test_creation_after_failed_write_records_its_keys(
     verb: str, kind: Any, *, takes_effect: bool, ends: bool
 ) -> None:
     async with worlds() as world:
@@ -185,7 +185,7 @@ async def test_creation_that_fails_at_a_write_is_repeated_with_a_record_of_its_k
         if ends:
             world.begin()
         if ends or kind is NAMESPACES:
-            # A write of the namespace whose answer was lost is a Conflict until the operator has seen it.
+            # After a lost answer, another write of the namespace is a Conflict until the operator has seen the first.
             await world.watch()
         await world.authorities(acme(published=False))
         assert await world.record() == KeyRecord((Generations.from_secret(await world.secret()).fingerprints(),))
@@ -197,7 +197,7 @@ async def test_keys_are_recorded_before_their_secret_exists() -> None:
         with pytest.raises(Unreachable):
             await world.authorities(acme(published=False))
         assert await world.record() is not None
-        # The operator ends here. Another user makes the Secret before the next operator looks.
+        # The operator dies here. Another user creates the Secret before the next operator starts.
         metadata = {"name": AUTHORITIES_SECRET, "namespace": NAMESPACE, "annotations": {UID_ANNOTATION: "1"}}
         await world.client.create(SECRETS, {"metadata": {**metadata, "labels": {CONTROL_PLANE_LABEL: "acme"}}})
         await world.restore(others())
@@ -227,53 +227,53 @@ async def test_restored_keys_are_recorded_before_their_secret_exists() -> None:
 
 
 @pytest.mark.parametrize("restores", [False, True])
-async def test_secret_that_exists_unseen_keeps_the_record_as_it_was(*, restores: bool) -> None:
+async def test_existing_secret_missing_in_cache_is_kept_and_recorded(*, restores: bool) -> None:
     async with worlds() as world:
         metadata = {"name": AUTHORITIES_SECRET, "namespace": NAMESPACE, "annotations": {UID_ANNOTATION: "1"}}
         await world.client.create(SECRETS, {"metadata": {**metadata, "labels": {CONTROL_PLANE_LABEL: "acme"}}})
         await world.replace(others(), seen=False)
-        present = await world.secret()
+        data = await world.secret()
         if restores:
             await world.keys.restore(acme(published=False), data=others())
             assert await world.record() is None
         await world.authorities(acme(published=False))
-        assert await world.secret() == present
-        assert await world.record() == KeyRecord((Generations.from_secret(present).fingerprints(),))
+        assert await world.secret() == data
+        assert await world.record() == KeyRecord((Generations.from_secret(data).fingerprints(),))
 
 
 async def test_keys_of_a_version_without_records_are_adopted_once(world: World) -> None:
     await world.forget()
     await world.authorities()
-    former = await world.secret()
+    backup = await world.secret()
     await world.replace({"sa.key": create_signing_key()})
     assert "another sa.key than before" in await world.refused()
-    await world.restore(former)
+    await world.restore(backup)
     await world.authorities()
 
 
 @pytest.mark.parametrize("entry", ["encryption.key", "sa.key", *ENTRIES])
-async def test_another_valid_key_is_refused_by_the_name_of_its_entry(world: World, entry: str) -> None:
-    former, other = await world.secret(), others()
-    names = [name for name in other if name == entry or name.rpartition(".")[0] == entry]
-    await world.replace({name: other[name] for name in names})
+async def test_other_valid_key_is_refused_with_name_of_its_entry(world: World, entry: str) -> None:
+    backup, other_keys = await world.secret(), others()
+    names = [name for name in other_keys if name == entry or name.rpartition(".")[0] == entry]
+    await world.replace({name: other_keys[name] for name in names})
     message = await world.refused()
     key = entry if entry.endswith(".key") else f"{entry}.key"
     assert f"Secret {NAMESPACE}/control-plane-authorities has another {key} than before" in message
     assert KEY_FINGERPRINTS_ANNOTATION in message
-    for ask in (world.keys.present, world.keys.exported):
+    for method in (world.keys.present, world.keys.exported):
         with pytest.raises(ConditionError, match="than before"):
-            await ask(acme())
-    await world.restore(former)
+            await method(acme())
+    await world.restore(backup)
     await world.authorities()
 
 
-async def test_all_entries_that_differ_are_named(world: World) -> None:
-    other = others()
-    await world.replace({name: other[name] for name in ("sa.key", "encryption.key")})
+async def test_refusal_names_all_entries_that_differ(world: World) -> None:
+    other_keys = others()
+    await world.replace({name: other_keys[name] for name in ("sa.key", "encryption.key")})
     assert "another encryption.key and sa.key than before" in await world.refused()
 
 
-async def test_the_same_key_in_another_encoding_is_used(world: World) -> None:
+async def test_same_key_in_another_encoding_is_accepted(world: World) -> None:
     key = load_pem_private_key((await world.secret())["sa.key"], password=None)
     await world.replace({"sa.key": key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())})
     await world.authorities()
@@ -289,13 +289,13 @@ async def test_the_same_key_in_another_encoding_is_used(world: World) -> None:
         "x",
         "[1]",
         '[{"sa.key": 1}]',
-        # The status, to which a record is copied, allows no more.
+        # The status, to which the record is copied, does not allow these values.
         json.dumps([{"sa.key": "0" * 65}]),
         json.dumps([{"sa.key": "x" * 64}]),
         json.dumps([{f"{number}.key": "0" * 64 for number in range(17)}]),
     ],
 )
-async def test_present_keys_are_accepted_when_a_user_removes_the_record(world: World, value: str | None) -> None:
+async def test_present_keys_are_accepted_if_record_is_removed_or_invalid(world: World, value: str | None) -> None:
     await world.replace({"encryption.key": secrets.token_bytes(32)})
     await world.refused()
     await world.forget(value)
@@ -303,22 +303,22 @@ async def test_present_keys_are_accepted_when_a_user_removes_the_record(world: W
     assert await world.record() == KeyRecord((Generations.from_secret(await world.secret()).fingerprints(),))
 
 
-async def test_keys_are_refused_by_what_there_is_and_not_by_what_was_seen(world: World) -> None:
-    """The Secrets of a control plane that sleeps are read every ten minutes."""
-    former = await world.secret()
+async def test_keys_are_checked_against_live_secret_and_not_cache(world: World) -> None:
+    """While a control plane sleeps, the operator reads its Secrets every ten minutes only."""
+    backup = await world.secret()
     await world.replace({"sa.key": create_signing_key()})
-    await world.replace({"sa.key": former["sa.key"]}, seen=False)
+    await world.replace({"sa.key": backup["sa.key"]}, seen=False)
     await world.authorities()
     await world.replace({"sa.key": None})
-    await world.replace({"sa.key": former["sa.key"]}, seen=False)
+    await world.replace({"sa.key": backup["sa.key"]}, seen=False)
     await world.authorities()
 
 
 def _of_another_curve(encoded: bytes) -> bytes:
     """Return a PEM whose key is on a curve that no library knows."""
     head, *lines, tail = encoded.strip().splitlines()
-    known, unknown = (bytes.fromhex(f"06082a8648ce3d0301{last}") for last in ("07", "7f"))
-    der = base64.b64decode(b"".join(lines)).replace(known, unknown)
+    supported_curve, unsupported_curve = (bytes.fromhex(f"06082a8648ce3d0301{last}") for last in ("07", "7f"))
+    der = base64.b64decode(b"".join(lines)).replace(supported_curve, unsupported_curve)
     return b"\n".join((head, base64.b64encode(der), tail))
 
 
@@ -334,32 +334,32 @@ def _of_another_curve(encoded: bytes) -> bytes:
         ("client-ca.key", lambda _: create_signing_key(), "certificate and key do not belong together"),
     ],
 )
-async def test_keys_that_cannot_be_used_have_their_own_reason(
+async def test_damaged_keys_are_refused_with_reason_keys_unusable(
     world: World, entry: str, damage: Callable[[bytes], bytes | None], cause: str
 ) -> None:
-    before = await world.secret()
-    await world.replace({entry: damage(before[entry])})
+    backup = await world.secret()
+    await world.replace({entry: damage(backup[entry])})
     with pytest.raises(ConditionError, match=f"is damaged: .*{cause}.*; restore it") as caught:
         await world.authorities()
     assert caught.value.reason is Reason.KEYS_UNUSABLE
-    await world.restore(before)
+    await world.restore(backup)
     await world.authorities()
 
 
-async def test_ca_that_is_not_valid_yet_is_named_with_the_time_and_the_remedy(world: World) -> None:
+async def test_ca_not_valid_yet_is_reported_with_time_and_remedy(world: World) -> None:
     before = await world.secret()
     world.clock = lambda: datetime.now(UTC) - timedelta(days=40)
     with pytest.raises(ConditionError) as caught:
         await world.authorities()
     assert caught.value.reason is Reason.FAILED
     assert all(f"{name}.crt" in caught.value.message for name in ENTRIES)
-    begin = datetime.now(UTC) - timedelta(days=30)
-    assert f"recovers by itself at {begin:%Y-%m-%d %H:}" in caught.value.message
+    valid_from = datetime.now(UTC) - timedelta(days=30)
+    assert f"recovers by itself at {valid_from:%Y-%m-%d %H:}" in caught.value.message
     assert f"set annotation {ROTATE_ANNOTATION} to a new value" in caught.value.message
     assert await world.secret() == before
 
 
-async def test_certificates_of_such_a_ca_are_issued_anew_by_the_same_keys_when_a_rotation_is_asked_for(
+async def test_rotation_reissues_ca_not_valid_yet_with_the_same_keys(
     world: World,
 ) -> None:
     before, record = await world.secret(), await world.record()
@@ -380,24 +380,26 @@ Step = Callable[[World], Awaitable[None]]
 
 async def step(world: World) -> None:
     """Take the next step of a rotation, as the pass of an operator does after it has used the keys."""
-    known = (await world.authorities()).rotation
-    wish = RotationWish("a" if known is None else known.value)
-    if known is not None and known.phase is RotationPhase.DONE:
-        wish = RotationWish(f"{known.value}a")
-    following = next_rotation(known, wish=wish, settled=True, now=LATER)
-    if known is not None and known.phase is RotationPhase.OVERLAPPING:
-        following = next_rotation(known, wish=RotationWish(known.value, finish=known.value), settled=True, now=LATER)
-    if following is not None:
-        await world.keys.advance(acme(), known=known, following=following)
+    rotation = (await world.authorities()).rotation
+    wish = RotationWish("a" if rotation is None else rotation.value)
+    if rotation is not None and rotation.phase is RotationPhase.DONE:
+        wish = RotationWish(f"{rotation.value}a")
+    next_state = next_rotation(rotation, wish=wish, settled=True, now=LATER)
+    if rotation is not None and rotation.phase is RotationPhase.OVERLAPPING:
+        next_state = next_rotation(
+            rotation, wish=RotationWish(rotation.value, finish=rotation.value), settled=True, now=LATER
+        )
+    if next_state is not None:
+        await world.keys.advance(acme(), known=rotation, following=next_state)
 
 
 def _interrupted(kind: Any, *, takes_effect: bool, ends: bool) -> Step:
     async def interrupted(world: World) -> None:
-        """Take a step until the first write of that kind fails. Then the operator ends, or its cache stays behind."""
+        """Take a step until the first write of that kind fails. Then the operator dies, or its cache stays behind."""
         world.cluster.fail(LOST, verb="patch", kind=kind, takes_effect=takes_effect)
         with contextlib.suppress(ProviderError):
             await step(world)
-        # A write of a later step does not fail.
+        # Use up the fault, so that no write of a later step fails.
         with contextlib.suppress(ProviderError):
             await world.client.patch(kind, "none", {}, namespace=NAMESPACE if kind is SECRETS else None)
         if ends:
@@ -408,7 +410,7 @@ def _interrupted(kind: Any, *, takes_effect: bool, ends: bool) -> Step:
 
 
 async def whole(world: World) -> None:
-    with contextlib.suppress(Conflict):  # by a cache that is behind
+    with contextlib.suppress(Conflict):  # from a stale cache
         await step(world)
 
 
@@ -428,25 +430,25 @@ STEPS: dict[str, Step] = {
 
 @given(st.lists(st.sampled_from(sorted(STEPS)), max_size=12))
 @settings(max_examples=30)
-def test_operator_that_dies_at_any_write_of_a_rotation_never_refuses_its_own_keys(names: list[str]) -> None:
+def test_keys_are_accepted_after_death_at_any_write_of_rotation(names: list[str]) -> None:
     async def play() -> None:
         async with worlds() as world:
             await world.authorities(acme(published=False))
-            seen = [await world.secret()]
+            versions = [await world.secret()]
             for name in names:
                 await STEPS[name](world)
                 present = await world.secret()
-                # Raises ConditionError if the keys are not those of the record.
+                # Raises ConditionError if the keys differ from the record.
                 with contextlib.suppress(Conflict):
                     await world.authorities()
-                if present != seen[-1]:
-                    seen.append(present)
-            record, present = await world.record(), Generations.from_secret(seen[-1]).fingerprints()
+                if present != versions[-1]:
+                    versions.append(present)
+            record, present = await world.record(), Generations.from_secret(versions[-1]).fingerprints()
             assert record is not None
             assert record.allows(present)
-            # A backup of the Secret is good exactly while it has the same keys.
+            # A backup of the Secret is accepted if and only if it has the present keys.
             if len(record.states) == 1:
-                for backup in seen:
+                for backup in versions:
                     await world.restore(backup)
                     if Generations.from_secret(backup).fingerprints() == present:
                         await world.authorities()
@@ -456,22 +458,22 @@ def test_operator_that_dies_at_any_write_of_a_rotation_never_refuses_its_own_key
     asyncio.run(play())
 
 
-async def test_step_of_a_rotation_is_not_taken_with_keys_that_are_not_recorded(world: World) -> None:
-    known = (await world.authorities()).rotation
-    following = next_rotation(known, wish=RotationWish("a"), settled=True, now=LATER)
-    assert following is not None
+async def test_rotation_does_not_advance_with_unrecorded_keys(world: World) -> None:
+    rotation = (await world.authorities()).rotation
+    next_state = next_rotation(rotation, wish=RotationWish("a"), settled=True, now=LATER)
+    assert next_state is not None
     await world.replace({"sa.key": create_signing_key()})
-    assert not await world.keys.advance(acme(), known=known, following=following)
+    assert not await world.keys.advance(acme(), known=rotation, following=next_state)
     record = await world.record()
     assert record is not None
     assert len(record.states) == 1
 
 
-async def test_namespace_that_is_made_anew_has_the_record_and_refuses_other_keys(world: World) -> None:
+async def test_recreated_namespace_has_record_and_refuses_other_keys(world: World) -> None:
     namespace = await world.client.get(NAMESPACES, NAMESPACE)
     fingerprints = settled_fingerprints(namespace)
     former = acme()
-    lost = former.status.model_copy(
+    status = former.status.model_copy(
         update={"namespace_uid": namespace["metadata"]["uid"], "key_fingerprints": fingerprints}
     )
     keys = await world.secret()
@@ -486,10 +488,10 @@ async def test_namespace_that_is_made_anew_has_the_record_and_refuses_other_keys
     async def no_volume(_: ControlPlane) -> None:
         return None
 
-    control_plane = former.model_copy(update={"status": lost})
+    control_plane = former.model_copy(update={"status": status})
     await ManagementNamespaces(world.context).ensure(control_plane, take_over=no_take_over, volume=no_volume)
     assert settled_fingerprints(await world.client.get(NAMESPACES, NAMESPACE)) == fingerprints
-    # A user restores the Secret from a backup, first from the wrong one.
+    # A user restores the Secret, first from a wrong backup.
     await world.client.create(
         SECRETS,
         {
@@ -507,11 +509,11 @@ async def test_namespace_that_is_made_anew_has_the_record_and_refuses_other_keys
     await world.authorities()
 
 
-def test_record_of_two_states_is_not_copied() -> None:
+def test_settled_fingerprints_are_empty_for_record_of_two_states() -> None:
     states: tuple[dict[str, str], ...] = ({"sa.key": "1" * 64}, {"sa.key": "2" * 64})
-    for record, copied in ((KeyRecord(states[:1]), states[0]), (KeyRecord(states), {})):
+    for record, fingerprints in ((KeyRecord(states[:1]), states[0]), (KeyRecord(states), {})):
         annotations = {KEY_FINGERPRINTS_ANNOTATION: record.annotation()}
-        assert settled_fingerprints({"metadata": {"name": NAMESPACE, "annotations": annotations}}) == copied
+        assert settled_fingerprints({"metadata": {"name": NAMESPACE, "annotations": annotations}}) == fingerprints
     assert settled_fingerprints({"metadata": {"name": NAMESPACE}}) == {}
 
 
@@ -522,7 +524,7 @@ def test_record_is_read_as_it_was_written() -> None:
     assert json.loads(record.annotation()) == list(record.states)
 
 
-def test_entries_are_compared_with_the_state_that_is_nearest() -> None:
+def test_differing_compares_entries_with_nearest_state() -> None:
     record = KeyRecord(({"a": "1", "b": "1", "c": "1"}, {"a": "2", "b": "2", "c": "2", "next-c": "3"}))
     assert record.differing({"a": "1", "b": "1", "c": "9"}) == ["c"]
     assert record.differing({"a": "2", "b": "2", "c": "2"}) == ["next-c"]

@@ -1,4 +1,4 @@
-"""Times at which published credentials are renewed, and what refuses a renewal."""
+"""Renewal of published credentials: its time, and webhooks that refuse or delay it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_tenant_error_of_another_refusal_names_no_webhook() -> None:
     assert tenant_error("x", ServerError(500, "InternalError", "no")).reason is Reason.BOOTSTRAP_FAILED
 
 
-async def test_refused_renewal_names_the_end_of_what_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_renewal_error_names_expiry_of_published_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     async def set_up(*_: object, **__: object) -> NoReturn:
         raise ServerError(500, "InternalError", 'failed calling webhook "a.b": no')
 
@@ -73,21 +73,28 @@ async def test_refused_renewal_names_the_end_of_what_is_published(monkeypatch: p
 
     control_plane = ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "u"}, "spec": {}})
     stores = Stores()
-    ends = {"controlplane.kplane.dev/expires-at": "2099-01-02T03:04:05+00:00"}
-    metadata = {"name": "controlplane-acme-kubeconfig", "namespace": "kplane-cp-acme", "uid": "s", "annotations": ends}
+    expiry = {"controlplane.kplane.dev/expires-at": "2099-01-02T03:04:05+00:00"}
+    metadata = {
+        "name": "controlplane-acme-kubeconfig",
+        "namespace": "kplane-cp-acme",
+        "uid": "s",
+        "annotations": expiry,
+    }
     stores.secrets.apply({"metadata": {**metadata, "resourceVersion": "1"}, "data": {}})
     context = cast("OperatorContext", SimpleNamespace(stores=stores, connections=None))
     issuer = CredentialIssuer(context, probes=CredentialProbes(context, use=HostNameUse(context)))
     monkeypatch.setattr(issuer, "_set_up", set_up)
     url = "https://127.0.0.1:1"
     provision = Provision(Addresses(url, url, url), administrator=ClusterConfig(url), authorities=None)
-    said = "the published credentials end at 2099-01-02 03:04 UTC: they cannot be renewed, and no client gets in then"
-    with pytest.raises(ConditionError, match=said):
+    message = (
+        "the published credentials end at 2099-01-02 03:04 UTC: they cannot be renewed, and no client gets in then"
+    )
+    with pytest.raises(ConditionError, match=message):
         await issuer.ensure(control_plane, provision=provision, auth=AuthSpec(), identified=identified)
 
 
 @pytest.mark.parametrize("write_sent", [True, False])
-async def test_slow_webhook_of_a_sleeper_with_good_credentials_is_no_failure_of_its_wake(
+async def test_slow_webhook_leaves_wake_incomplete_if_write_was_sent(
     monkeypatch: pytest.MonkeyPatch, *, write_sent: bool
 ) -> None:
     async def bootstrap(*_: object, **__: object) -> NoReturn:
@@ -105,8 +112,8 @@ async def test_slow_webhook_of_a_sleeper_with_good_credentials_is_no_failure_of_
     for namespace in ("kube-system", "kplane-system"):
         await tenant.client.apply(NAMESPACES, {"metadata": {"name": namespace}}, force=True)
     rule = {"apiGroups": [""], "apiVersions": ["*"], "resources": ["serviceaccounts"], "operations": ["*"]}
-    slow = {"name": "slow.example.com", "rules": [rule], "failurePolicy": "Ignore", "timeoutSeconds": 10}
-    await tenant.client.create(VALIDATING_WEBHOOK_CONFIGURATIONS, {"metadata": {"name": "slow"}, "webhooks": [slow]})
+    webhook = {"name": "slow.example.com", "rules": [rule], "failurePolicy": "Ignore", "timeoutSeconds": 10}
+    await tenant.client.create(VALIDATING_WEBHOOK_CONFIGURATIONS, {"metadata": {"name": "slow"}, "webhooks": [webhook]})
     context = cast("OperatorContext", SimpleNamespace(stores=Stores(), connections=None))
     issuer = CredentialIssuer(context, probes=CredentialProbes(context, use=HostNameUse(context)))
     monkeypatch.setattr(f"{CredentialIssuer.__module__}.bootstrap", bootstrap)
@@ -115,17 +122,17 @@ async def test_slow_webhook_of_a_sleeper_with_good_credentials_is_no_failure_of_
     monkeypatch.setattr(issuer, "_reusable", lambda *_, **__: (certified(), signed()))
     url = "https://127.0.0.1:1"
     provision = Provision(Addresses(url, url, url), administrator=ClusterConfig(url), authorities=None)
-    ensured = issuer.ensure(control_plane, provision=provision, auth=AuthSpec(), identified=identified)
+    renewal = issuer.ensure(control_plane, provision=provision, auth=AuthSpec(), identified=identified)
     if write_sent:
-        incomplete = (await ensured).incomplete
+        incomplete = (await renewal).incomplete
         assert incomplete is not None
         assert incomplete.reason is Reason.ENDPOINT_UNREACHABLE
         assert "webhook 'slow.example.com' of ValidatingWebhookConfiguration slow (Ignore, 10 s)" in incomplete.message
         assert "the published credentials end at" in incomplete.message
     else:
-        # A connection that did not stand: no webhook explains it, so the wake is not over.
+        # The connection failed before the write, which no webhook explains. So the wake fails, and is tried again.
         with pytest.raises(ConditionError) as raised:
-            await ensured
+            await renewal
         assert raised.value.reason.transient
         assert raised.value.guards == ()
     await tenant.aclose()

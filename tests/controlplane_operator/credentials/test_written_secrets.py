@@ -1,4 +1,4 @@
-"""A Secret of a control plane carries what the operator wrote last, and what users added to it."""
+"""Secrets of a control plane: the latest entries of the operator, and entries that users added."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAMES = ("written", "written-before")
 
 
 class Counting(Client):
-    """Notes what is asked for."""
+    """Records the methods of its requests."""
 
     asked: list[str]
 
@@ -48,7 +48,7 @@ class World:
     namespace: str
     owner: ControlPlane
     former: ControlPlane
-    """Had the Secret before. Its name does not matter here, and garbage collection wants it to exist."""
+    """Former owner of the Secret. Its name does not matter, but garbage collection requires that it exists."""
 
     async def write(self, data: dict[str, bytes], *, of: ControlPlane | None = None, **annotations: str) -> None:
         owner = of or self.owner
@@ -66,7 +66,9 @@ async def world(api_server: Handle, unguarded: None, namespaces_go_at_once: Any)
     async with namespaces_go_at_once(config), Counting(config, field_manager="kplane") as client:
         client.asked = []
         await client.apply(NAMESPACES, {"metadata": {"name": namespace}}, force=True)
-        made = [await client.create(CONTROL_PLANES, {"metadata": {"name": name}, "spec": {}}) for name in NAMES]
+        control_planes = [
+            await client.create(CONTROL_PLANES, {"metadata": {"name": name}, "spec": {}}) for name in NAMES
+        ]
         stores, events = Stores(), Events(client)
         context = OperatorContext(
             client=client,
@@ -77,19 +79,19 @@ async def world(api_server: Handle, unguarded: None, namespaces_go_at_once: Any)
             access=Access(client, shared=Account("kplane-system", "mcm")),
             secrets=SecretAccess(client, stores=stores, namespace="kplane-system"),
         )
-        yield World(context, client, namespace, *map(ControlPlane.model_validate, made))
+        yield World(context, client, namespace, *map(ControlPlane.model_validate, control_planes))
         for name in NAMES:
             await client.delete(CONTROL_PLANES, name)
         await client.delete(NAMESPACES, namespace)
 
 
 @pytest.mark.parametrize("first", ["created", "applied"])
-async def test_former_entries_go_and_those_of_users_stay(world: World, first: str) -> None:
+async def test_write_removes_former_entries_and_keeps_those_of_users(world: World, first: str) -> None:
     data, notes = {"server": b"a", "ca.crt": b"b"}, {"expires": "soon", "lifetime": "1h"}
     if first == "created":
         await world.write(data, of=world.former, **notes)
     else:
-        # As a version before this one did.
+        # An earlier version of the operator applied the Secret.
         owned = {"annotations": notes, "ownerReferences": [owner_reference(world.former)]}
         body = {"data": {"server": "YQ==", "ca.crt": "Yg=="}, "type": "Opaque"}
         await world.client.apply(
@@ -100,13 +102,13 @@ async def test_former_entries_go_and_those_of_users_stay(world: World, first: st
         await user.patch(SECRETS, "one", added, namespace=world.namespace)
 
     await world.write({"server": b"c"}, expires="late")
-    found = await world.stored()
-    assert data_of(found) == {"server": b"c", "users": b"own"}
-    assert found["metadata"]["annotations"] == {"expires": "late", "users": "own"}
-    assert [owner["uid"] for owner in found["metadata"]["ownerReferences"]] == [world.owner.metadata.uid]
+    secret = await world.stored()
+    assert data_of(secret) == {"server": b"c", "users": b"own"}
+    assert secret["metadata"]["annotations"] == {"expires": "late", "users": "own"}
+    assert [owner["uid"] for owner in secret["metadata"]["ownerReferences"]] == [world.owner.metadata.uid]
 
 
-async def test_a_new_secret_is_one_request_and_the_same_again_is_none(world: World) -> None:
+async def test_new_secret_takes_one_request_and_unchanged_secret_none(world: World) -> None:
     world.client.asked.clear()
     for _ in range(2):
         await world.write({"server": b"a"})
@@ -116,15 +118,15 @@ async def test_a_new_secret_is_one_request_and_the_same_again_is_none(world: Wor
 @pytest.mark.parametrize(
     "odd", [{}, {"immutable": True}, {"type": "example.com/odd"}], ids=["usual", "immutable", "type"]
 )
-async def test_a_secret_that_was_not_seen_yet_is_overwritten(world: World, odd: dict[str, Any]) -> None:
+async def test_existing_secret_missing_in_cache_is_overwritten(world: World, odd: dict[str, Any]) -> None:
     metadata = {"name": "one", "namespace": world.namespace}
     await world.client.create(SECRETS, {"metadata": metadata, "data": {"server": "YQ=="}, **odd})
     await world.write({"server": b"c"})
-    found = await world.stored()
-    assert (data_of(found), found["type"], found.get("immutable")) == ({"server": b"c"}, "Opaque", None)
+    secret = await world.stored()
+    assert (data_of(secret), secret["type"], secret.get("immutable")) == ({"server": b"c"}, "Opaque", None)
 
 
-async def test_a_secret_that_is_known_and_gone_is_made_again(world: World) -> None:
+async def test_secret_deleted_since_last_write_is_created_again(world: World) -> None:
     await world.write({"server": b"a"})
     await world.client.delete(SECRETS, "one", namespace=world.namespace)
     await world.write({"server": b"c"})

@@ -1,4 +1,4 @@
-"""Which bootstrap tokens wake a control plane, and what the gateway learns of them."""
+"""Bootstrap tokens that wake a control plane, and their record in the gateway's Secret."""
 
 from __future__ import annotations
 
@@ -54,30 +54,33 @@ def secret(*, name: str = "bootstrap-token-abcdef", **data: str) -> dict[str, An
         ({"metadata": {"name": "bootstrap-token-abcdef"}}, None),
     ],
 )
-def test_token_counts_as_its_api_server_takes_it(found: Any, expected: BootstrapToken | None) -> None:
+def test_read_returns_only_tokens_that_the_api_server_accepts(found: Any, expected: BootstrapToken | None) -> None:
     assert read_bootstrap_token(found, now=NOW) == expected
 
 
-def test_gateway_verifies_recorded_tokens_and_reads_none() -> None:
-    lasting, ending = BootstrapToken("abcdef.0123456789abcdef"), BootstrapToken("abcdeg.0123456789abcdef", LATER)
-    entry = tokens_entry([ending, lasting])
-    known = BootstrapTokens.from_json(entry)
-    assert known.have(lasting.text, now=LATER)
-    assert known.have(ending.text, now=NOW)
-    assert not known.have(ending.text, now=LATER)
-    assert not known.have("abcdef.0123456789abcdeg", now=NOW)
+def test_gateway_verifies_recorded_tokens_without_their_text() -> None:
+    permanent_token, expiring_token = (
+        BootstrapToken("abcdef.0123456789abcdef"),
+        BootstrapToken("abcdeg.0123456789abcdef", LATER),
+    )
+    entry = tokens_entry([expiring_token, permanent_token])
+    record = BootstrapTokens.from_json(entry)
+    assert record.have(permanent_token.text, now=LATER)
+    assert record.have(expiring_token.text, now=NOW)
+    assert not record.have(expiring_token.text, now=LATER)
+    assert not record.have("abcdef.0123456789abcdeg", now=NOW)
     assert b"0123456789abcdef" not in entry
-    assert tokens_entry([lasting]) != tokens_entry([lasting]), "the salt differs"
-    assert "0123456789abcdef" not in repr(lasting)
+    assert tokens_entry([permanent_token]) != tokens_entry([permanent_token]), "the salt differs"
+    assert "0123456789abcdef" not in repr(permanent_token)
 
 
-def test_record_of_many_tokens_has_those_that_live_longest() -> None:
+def test_record_keeps_the_200_tokens_that_expire_last() -> None:
     tokens = [BootstrapToken(f"a{n:05}.0123456789abcdef", NOW + timedelta(seconds=n)) for n in range(1, 1001)]
-    known = BootstrapTokens.from_json(tokens_entry([*tokens, BootstrapToken("abcdef.0123456789abcdef")]))
-    assert len(known.expirations) == 200
-    assert known.have("abcdef.0123456789abcdef", now=NOW)
-    assert known.have(tokens[-1].text, now=NOW)
-    assert not known.have(tokens[0].text, now=NOW)
+    record = BootstrapTokens.from_json(tokens_entry([*tokens, BootstrapToken("abcdef.0123456789abcdef")]))
+    assert len(record.expirations) == 200
+    assert record.have("abcdef.0123456789abcdef", now=NOW)
+    assert record.have(tokens[-1].text, now=NOW)
+    assert not record.have(tokens[0].text, now=NOW)
 
 
 @pytest.mark.parametrize(
@@ -89,21 +92,21 @@ def test_record_of_many_tokens_has_those_that_live_longest() -> None:
     ],
     ids=["absent", "by host name", "by path"],
 )
-async def test_tokens_are_recorded_in_gateway_secret_by_path(existing: Any, writes: int) -> None:
-    kept = {("kplane-gateway", "controlplane-acme"): existing}
+async def test_tokens_are_recorded_if_gateway_secret_is_by_path(existing: Any, writes: int) -> None:
+    objects = {("kplane-gateway", "controlplane-acme"): existing}
     patch = AsyncMock(return_value={})
-    secrets = SimpleNamespace(get=kept.get, apply=lambda _: None)
+    secrets = SimpleNamespace(get=objects.get, apply=lambda _: None)
     context: Any = SimpleNamespace(
         gateway=SimpleNamespace(namespace="kplane-gateway"),
         client=SimpleNamespace(patch=patch),
         secrets=SimpleNamespace(open=AsyncMock()),
         stores=SimpleNamespace(secrets=secrets),
     )
-    one = ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "1"}, "spec": {}})
-    await record_bootstrap_tokens(context, one, tokens=[BootstrapToken("abcdef.0123456789abcdef")])
+    control_plane = ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "1"}, "spec": {}})
+    await record_bootstrap_tokens(context, control_plane, tokens=[BootstrapToken("abcdef.0123456789abcdef")])
     assert patch.await_count == writes
     if writes:
         ((_, _, body), _) = patch.await_args  # type: ignore[misc]
         assert len(json.loads(base64.b64decode(body["data"]["bootstrap-tokens.json"]))["tokens"]) == 1
     patch.side_effect = NotFound(404, "NotFound", "gone")
-    await record_bootstrap_tokens(context, one, tokens=[])
+    await record_bootstrap_tokens(context, control_plane, tokens=[])

@@ -1,6 +1,6 @@
-"""Next times of CronJobs, compared with those of the library that Kubernetes uses.
+"""Next times of CronJobs, compared with the results of the library that Kubernetes uses.
 
-`robfig_cron/times.tsv` has the values of robfig/cron v3.0.1. `robfig_cron/main.go` made them, and says how.
+`robfig_cron/times.tsv` has the results of robfig/cron v3.0.1. `robfig_cron/main.go` generates the file.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def library_rows() -> Iterator[tuple[str, datetime, str]]:
 
 def computed(expression: str, after: datetime) -> str:
     try:
-        found = next_time(expression, zone="UTC", after=after)
+        result = next_time(expression, zone="UTC", after=after)
     except ValueError:
         return INVALID
-    return str(int(found.timestamp())) if found is not None else NEVER
+    return str(int(result.timestamp())) if result is not None else NEVER
 
 
 def changes_clock(expression: str, start: datetime, end: datetime) -> bool:
@@ -52,7 +52,7 @@ def changes_clock(expression: str, start: datetime, end: datetime) -> bool:
     return len({(start + timedelta(hours=n)).astimezone(zone).utcoffset() for n in range(hours)}) > 1
 
 
-def test_next_time_is_that_of_the_library_or_earlier_near_a_clock_change() -> None:
+def test_next_time_equals_library_or_is_earlier_near_clock_change() -> None:
     earlier = 0
     rows = list(library_rows())
     for expression, start, result in rows:
@@ -83,29 +83,29 @@ INSTANTS = st.integers(1_577_836_800, 1_893_456_000).map(lambda seconds: datetim
 
 @settings(max_examples=60, deadline=None)
 @given(schedule=SCHEDULES, zone=st.sampled_from(ZONES), after=INSTANTS, last=st.integers(0, 400 * 86400))
-def test_next_time_is_later_than_its_start_and_no_start_misses_it(
+def test_next_time_follows_start_and_no_later_start_misses_it(
     schedule: str, zone: str, after: datetime, last: int
 ) -> None:
-    found = next_time(schedule, zone=zone, after=after)
-    if found is None:
+    result = next_time(schedule, zone=zone, after=after)
+    if result is None:
         return
-    assert found > after
-    assert found.second == 0
-    # A later start before that time gives the same time, or an earlier one near a change of the clock.
-    again = next_time(schedule, zone=zone, after=after + (found - after) / 2)
-    assert again is not None
-    assert again <= found or changes_clock(f"TZ={zone} ", after, found)
-    counted = next_time(schedule, zone=zone, after=after, last=after - timedelta(seconds=last))
-    assert counted is not None
-    assert after < counted <= found
+    assert result > after
+    assert result.second == 0
+    # A later start before the result gives the same time, or an earlier time near a clock change.
+    later_result = next_time(schedule, zone=zone, after=after + (result - after) / 2)
+    assert later_result is not None
+    assert later_result <= result or changes_clock(f"TZ={zone} ", after, result)
+    result_with_last = next_time(schedule, zone=zone, after=after, last=after - timedelta(seconds=last))
+    assert result_with_last is not None
+    assert after < result_with_last <= result
 
 
 @settings(max_examples=60, deadline=None)
 @given(schedule=SCHEDULES, after=INSTANTS)
 def test_next_time_matches_each_field_in_utc(schedule: str, after: datetime) -> None:
-    found = next_time(schedule, zone="UTC", after=after)
+    result = next_time(schedule, zone="UTC", after=after)
     fields = schedule.split()
-    either = not any(unrestricted(field) for field in (fields[2], fields[4]))
+    day_or_weekday = not any(unrestricted(field) for field in (fields[2], fields[4]))
 
     def matches(moment: datetime) -> bool:
         parts = (moment.minute, moment.hour, moment.day, moment.month, moment.isoweekday() % 7)
@@ -114,12 +114,12 @@ def test_next_time_matches_each_field_in_utc(schedule: str, after: datetime) -> 
             any(allows(item, part, *limit) for item in field.split(","))
             for field, part, limit in zip(fields, parts, limits, strict=True)
         )
-        return minute and hour and month and (day or weekday if either else day and weekday)
+        return minute and hour and month and (day or weekday if day_or_weekday else day and weekday)
 
-    assert found is None or matches(found)
-    # No minute between matches, as far as one day ahead.
+    assert result is None or matches(result)
+    # No earlier minute matches, within a day after the start.
     minute = after.replace(second=0, microsecond=0) + timedelta(minutes=1)
-    end = min(found or minute + timedelta(days=1), minute + timedelta(days=1))
+    end = min(result or minute + timedelta(days=1), minute + timedelta(days=1))
     while minute < end:
         assert not matches(minute)
         minute += timedelta(minutes=1)
@@ -146,27 +146,27 @@ def allows(item: str, number: int, low: int, high: int) -> bool:
         ("@hourly", "0001-01-01T00:00:00", "2026-11-23T13:00:00"),
     ],
 )
-def test_last_run_sets_the_times_of_every_and_of_nothing_else(schedule: str, last: str, expected: str) -> None:
-    found = next_time(schedule, zone="UTC", after=NOW, last=datetime.fromisoformat(last).replace(tzinfo=UTC))
-    assert found == datetime.fromisoformat(expected).replace(tzinfo=UTC)
+def test_last_run_affects_schedules_with_every_only(schedule: str, last: str, expected: str) -> None:
+    result = next_time(schedule, zone="UTC", after=NOW, last=datetime.fromisoformat(last).replace(tzinfo=UTC))
+    assert result == datetime.fromisoformat(expected).replace(tzinfo=UTC)
 
 
-def test_time_without_zone_follows_the_clock_changes_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_time_without_zone_follows_local_clock_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setenv("TZ", "Europe/Berlin")
         time.tzset()
-        found = next_time("0 6 * * 1", zone=None, after=datetime(2025, 3, 29, 12, tzinfo=UTC))
+        result = next_time("0 6 * * 1", zone=None, after=datetime(2025, 3, 29, 12, tzinfo=UTC))
     time.tzset()
-    assert found == datetime(2025, 3, 31, 4, tzinfo=UTC)
+    assert result == datetime(2025, 3, 31, 4, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("zone", ["../../etc", "Europe", "Nowhere/AtAll", "/etc/localtime"])
-def test_next_time_raises_when_the_zone_is_unknown(zone: str) -> None:
+def test_next_time_raises_value_error_if_the_zone_is_unknown(zone: str) -> None:
     with pytest.raises(ValueError, match=r"zone|TZPATH|normalized|absolute|directory"):
         next_time("* * * * *", zone=zone, after=NOW)
 
 
-def test_next_time_refuses_a_schedule_that_takes_seconds_to_read() -> None:
+def test_next_time_refuses_schedule_with_too_many_characters() -> None:
     full = [",".join(map(str, range(low, high + 1))) for low, high in ((0, 59), (0, 23), (1, 31), (1, 12), (0, 6))]
     assert next_time(" ".join(full), zone="UTC", after=NOW) == NOW.replace(minute=1, second=0)
     with pytest.raises(ValueError, match="characters"):

@@ -1,4 +1,4 @@
-"""Whether a control plane sleeps is decided by its object and its class, whatever was decided in between."""
+"""Decision whether a control plane sleeps, which depends only on its object, its class and the time."""
 
 from __future__ import annotations
 
@@ -65,11 +65,13 @@ def woken(seconds: float) -> dict[str, Any]:
         ({"endpointRef": {"name": "theirs"}}, "OnDemand", "Always"),
     ],
 )
-def test_only_an_api_server_that_kplane_runs_on_shared_data_starts_on_demand(
+def test_start_policy_applies_to_virtual_api_servers_of_kplane_only(
     spec: dict[str, Any], by_class: str | None, expected: str
 ) -> None:
-    chosen = ControlPlaneClass.model_validate({"metadata": {"name": "c"}, "spec": {"virtual": {"start": by_class}}})
-    assert start_of(control_plane(spec=spec), chosen=chosen, gateway=None) == expected
+    control_plane_class = ControlPlaneClass.model_validate(
+        {"metadata": {"name": "c"}, "spec": {"virtual": {"start": by_class}}}
+    )
+    assert start_of(control_plane(spec=spec), chosen=control_plane_class, gateway=None) == expected
     if by_class is None:
         assert start_of(control_plane(spec=spec), chosen=None, gateway=None) == expected
 
@@ -88,23 +90,23 @@ def test_only_an_api_server_that_kplane_runs_on_shared_data_starts_on_demand(
         ({"endpointRef": {"name": "theirs"}}, {}, "Always"),
     ],
 )
-def test_one_whose_only_address_is_the_gateway_starts_on_demand_by_default(
+def test_start_is_on_demand_by_default_behind_gateway_only(
     spec: dict[str, Any], of_class: dict[str, Any], expected: str
 ) -> None:
-    chosen = ControlPlaneClass.model_validate({"metadata": {"name": "c"}, "spec": of_class})
+    control_plane_class = ControlPlaneClass.model_validate({"metadata": {"name": "c"}, "spec": of_class})
     gateway = Gateway(url="https://api.example.org", ca=b"", namespace="kplane-gateway")
-    assert start_of(control_plane(spec=spec), chosen=chosen, gateway=gateway) == expected
+    assert start_of(control_plane(spec=spec), chosen=control_plane_class, gateway=gateway) == expected
 
 
-def test_a_class_says_how_long_one_may_be_idle() -> None:
+def test_idle_after_returns_idle_time_of_class_or_none() -> None:
     virtual = {"idle": {"after": "1h30m"}}
-    chosen = ControlPlaneClass.model_validate({"metadata": {"name": "c"}, "spec": {"virtual": virtual}})
-    assert idle_after(chosen) == timedelta(minutes=90)
+    control_plane_class = ControlPlaneClass.model_validate({"metadata": {"name": "c"}, "spec": {"virtual": virtual}})
+    assert idle_after(control_plane_class) == timedelta(minutes=90)
     assert idle_after(ControlPlaneClass.model_validate({"metadata": {"name": "c"}, "spec": {}})) is None
     assert idle_after(None) is None
 
 
-def test_a_new_one_sleeps_unless_a_client_waits_for_it_already() -> None:
+def test_new_control_plane_sleeps_unless_a_client_asked_for_it() -> None:
     sleep = decided(control_plane()).sleep
     assert sleep is not None
     assert (sleep.since, sleep.reason, sleep.observed_generation) == (NOW, HibernationReason.NOT_USED_YET, 3)
@@ -112,18 +114,18 @@ def test_a_new_one_sleeps_unless_a_client_waits_for_it_already() -> None:
     assert decided(control_plane(), start=StartPolicy.ALWAYS).sleep is None
 
 
-def test_one_that_is_awake_stays_so() -> None:
+def test_awake_control_plane_stays_awake_if_its_use_is_unknown() -> None:
     assert decided(control_plane(PUBLISHED)).sleep is None
-    # Whether clients use it is not known, so it is not idle.
-    for one in (control_plane(PUBLISHED), control_plane(woken(-900), **asked(-900))):
-        assert decided(one, idle=timedelta(minutes=10)) == Decision(None, "it is in use")
+    # The last use is unknown, so that the control plane is not idle.
+    for candidate in (control_plane(PUBLISHED), control_plane(woken(-900), **asked(-900))):
+        assert decided(candidate, idle=timedelta(minutes=10)) == Decision(None, "it is in use")
 
 
-def test_control_plane_that_was_never_used_is_idle_if_its_use_is_counted() -> None:
+def test_unused_control_plane_is_idle_if_its_use_is_counted() -> None:
     for since, sleeps in ((-599, False), (-600, True)):
-        one = control_plane(woken(since))
-        found = decide(one, start=StartPolicy.ON_DEMAND, idle=timedelta(minutes=10), now=NOW, counted=True)
-        assert (found.sleep is not None) is sleeps
+        candidate = control_plane(woken(since))
+        decision = decide(candidate, start=StartPolicy.ON_DEMAND, idle=timedelta(minutes=10), now=NOW, counted=True)
+        assert (decision.sleep is not None) is sleeps
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_control_plane_that_was_never_used_is_idle_if_its_use_is_counted() -> No
         (woken(-600), {LAST_USED_ANNOTATION: at(-900)}, None),
     ],
 )
-def test_it_is_idle_so_long_after_the_last_use(
+def test_control_plane_is_idle_ten_minutes_after_use_or_wake(
     status: dict[str, Any], annotations: dict[str, str], left: float | None
 ) -> None:
     decision = decided(control_plane(status, **annotations), idle=timedelta(minutes=10))
@@ -148,24 +150,24 @@ def test_it_is_idle_so_long_after_the_last_use(
     assert decided(control_plane(status, **annotations)).sleep is None
 
 
-def test_it_sleeps_by_a_request_that_is_the_latest_word() -> None:
+def test_sleep_request_counts_unless_older_than_wake_or_always() -> None:
     sleep = {SLEEP_REQUESTED_ANNOTATION: at(-10)}
-    for one in (control_plane(PUBLISHED, **sleep), control_plane(woken(-11), **sleep, **asked(-11))):
-        decision = decided(one)
+    for candidate in (control_plane(PUBLISHED, **sleep), control_plane(woken(-11), **sleep, **asked(-11))):
+        decision = decided(candidate)
         assert decision.sleep is not None
         assert decision.sleep.reason is HibernationReason.REQUESTED
-    # A client is not asked.
+    # A later use by a client does not count.
     assert decided(control_plane(PUBLISHED, **sleep, **{LAST_USED_ANNOTATION: at(-1)})).sleep is not None
-    for one in (control_plane(woken(-9), **sleep), control_plane(PUBLISHED, **sleep, **asked(-9))):
-        assert decided(one).sleep is None
+    for candidate in (control_plane(woken(-9), **sleep), control_plane(PUBLISHED, **sleep, **asked(-9))):
+        assert decided(candidate).sleep is None
     always = control_plane(PUBLISHED, **sleep)
     assert decided(always, start=StartPolicy.ALWAYS).sleep is None
     assert not requests(always).refused
-    (refused,) = requests(always, start=StartPolicy.ALWAYS).refused
-    assert "OnDemand" in refused
+    (message,) = requests(always, start=StartPolicy.ALWAYS).refused
+    assert "OnDemand" in message
 
 
-def test_one_that_sleeps_does_so_until_something_wakes_it() -> None:
+def test_sleep_continues_until_next_wake_without_new_request() -> None:
     decision = decided(control_plane(slept(nextWake=at(30)), **asked(-60)))
     assert decision.sleep == control_plane(slept(nextWake=at(30))).status.hibernation
     assert decision.again == NOW + timedelta(seconds=30)
@@ -181,7 +183,9 @@ def test_one_that_sleeps_does_so_until_something_wakes_it() -> None:
     ],
     ids=["request", "spec", "deadline", "rotation"],
 )
-def test_what_wakes_it(status: dict[str, Any], annotations: dict[str, str], why: str) -> None:
+def test_request_spec_due_time_rotation_or_policy_ends_sleep(
+    status: dict[str, Any], annotations: dict[str, str], why: str
+) -> None:
     decision = decided(control_plane(status, **annotations))
     assert decision.sleep is None
     assert why in decision.why
@@ -192,16 +196,16 @@ AT_HOME: dict[str, Any] = {"home": {"mode": "Virtual"}}
 PLANNED: dict[str, Any] = {"mode": "Dedicated", "migration": {"plan": True}}
 
 
-def test_sleeper_does_not_wake_for_plan_of_move() -> None:
-    # As `kplane move --plan` leaves it: the settings of mode Virtual are set aside, by which it starts on demand.
-    planned = control_plane(slept(generation=2) | AT_HOME, spec=PLANNED)
-    assert start_of(planned, chosen=None, gateway=None) is StartPolicy.ON_DEMAND
-    decision = decided(planned)
-    assert decision.sleep == planned.status.hibernation
-    # The operator has planned.
+def test_plan_of_move_does_not_end_sleep() -> None:
+    # `kplane move --plan` sets aside the settings of mode Virtual, which include the start on demand.
+    candidate = control_plane(slept(generation=2) | AT_HOME, spec=PLANNED)
+    assert start_of(candidate, chosen=None, gateway=None) is StartPolicy.ON_DEMAND
+    decision = decided(candidate)
+    assert decision.sleep == candidate.status.hibernation
+    # The operator has written the plan.
     migration = {"from": AT_HOME["home"], "to": {"mode": "Dedicated", "slot": 1}}
-    planned = control_plane(slept(generation=2) | AT_HOME | {"migration": migration}, spec=PLANNED)
-    assert decided(planned).sleep is not None
+    candidate = control_plane(slept(generation=2) | AT_HOME | {"migration": migration}, spec=PLANNED)
+    assert decided(candidate).sleep is not None
 
 
 @pytest.mark.parametrize(
@@ -214,7 +218,7 @@ def test_sleeper_does_not_wake_for_plan_of_move() -> None:
     ],
     ids=["request", "move", "given-up", "nothing-planned"],
 )
-def test_planned_sleeper_wakes_for_request_move_or_change(
+def test_sleep_with_plan_ends_on_request_move_or_other_change(
     spec: dict[str, Any], annotations: dict[str, str], why: str
 ) -> None:
     decision = decided(control_plane(slept(generation=2) | AT_HOME, spec=spec, **annotations))
@@ -222,29 +226,32 @@ def test_planned_sleeper_wakes_for_request_move_or_change(
     assert why in decision.why
 
 
-def test_sleeper_does_not_wake_for_plan_of_move_that_only_its_class_asks_for() -> None:
+def test_plan_of_move_by_class_does_not_end_sleep() -> None:
     spec = {"classRef": {"name": "fast"}, "virtual": {"start": "OnDemand"}, "migration": {"plan": True}}
-    elsewhere = {"virtual": {"dataStoreRef": {"name": "fast"}}}
-    chosen = ControlPlaneClass.model_validate({"metadata": {"name": "fast"}, "spec": elsewhere})
-    planned = control_plane(slept(generation=2) | AT_HOME, spec=spec)
-    assert decide(planned, start=StartPolicy.ON_DEMAND, chosen=chosen, now=NOW).sleep == planned.status.hibernation
-    # A class that starts API servers at once does so when the move is carried out.
+    other_home = {"virtual": {"dataStoreRef": {"name": "fast"}}}
+    control_plane_class = ControlPlaneClass.model_validate({"metadata": {"name": "fast"}, "spec": other_home})
+    candidate = control_plane(slept(generation=2) | AT_HOME, spec=spec)
+    assert (
+        decide(candidate, start=StartPolicy.ON_DEMAND, chosen=control_plane_class, now=NOW).sleep
+        == candidate.status.hibernation
+    )
+    # Start policy Always of the class has an effect only when the move is carried out.
     at_once = {"virtual": {"start": "Always", "dataStoreRef": {"name": "fast"}}}
-    chosen = ControlPlaneClass.model_validate({"metadata": {"name": "fast"}, "spec": at_once})
-    planned = control_plane(slept(generation=2) | AT_HOME, spec=spec | {"virtual": {}})
-    assert start_of(planned, chosen=chosen, gateway=None) is StartPolicy.ON_DEMAND
+    control_plane_class = ControlPlaneClass.model_validate({"metadata": {"name": "fast"}, "spec": at_once})
+    candidate = control_plane(slept(generation=2) | AT_HOME, spec=spec | {"virtual": {}})
+    assert start_of(candidate, chosen=control_plane_class, gateway=None) is StartPolicy.ON_DEMAND
     moved = control_plane(slept(generation=2) | AT_HOME, spec=spec | {"migration": {"plan": False}})
-    assert decide(moved, start=StartPolicy.ON_DEMAND, chosen=chosen, now=NOW).sleep is None
-    # The same spec by a class for the present home plans nothing.
-    here = control_plane(slept(generation=2) | AT_HOME, spec=spec)
-    assert decide(here, start=StartPolicy.ON_DEMAND, chosen=None, now=NOW).sleep is None
+    assert decide(moved, start=StartPolicy.ON_DEMAND, chosen=control_plane_class, now=NOW).sleep is None
+    # Without a class for another home, the same spec asks for no plan.
+    same_home = control_plane(slept(generation=2) | AT_HOME, spec=spec)
+    assert decide(same_home, start=StartPolicy.ON_DEMAND, chosen=None, now=NOW).sleep is None
 
 
-def test_awake_control_plane_is_not_made_to_start_on_demand_by_plan() -> None:
+def test_plan_of_move_keeps_start_always_of_awake_control_plane() -> None:
     assert start_of(control_plane(PUBLISHED | AT_HOME, spec=PLANNED), chosen=None, gateway=None) is StartPolicy.ALWAYS
 
 
-def test_keys_that_are_being_rotated_keep_it_awake_until_that_is_done() -> None:
+def test_rotation_keeps_control_plane_awake_until_it_is_done() -> None:
     def rotation(phase: str) -> dict[str, Any]:
         times = {"startedAt": at(-9), "phaseStartedAt": at(-9)}
         return slept() | {"rotation": {"value": "2026", "phase": phase, **times}}
@@ -259,15 +266,15 @@ def test_keys_that_are_being_rotated_keep_it_awake_until_that_is_done() -> None:
     ("value", "said"),
     [("now", "give it a time"), ("2026-11-23T12:00:00", "with its zone"), (at(3600), "in the future"), ("", "a time")],
 )
-def test_a_time_that_cannot_be_one_is_refused_in_words(value: str, said: str) -> None:
-    one = control_plane(slept(), **{WAKE_REQUESTED_ANNOTATION: value})
-    assert decided(one).sleep is not None
-    (refused,) = requests(one).refused
-    assert WAKE_REQUESTED_ANNOTATION in refused
-    assert said in refused
+def test_invalid_request_time_is_ignored_with_explanation(value: str, said: str) -> None:
+    candidate = control_plane(slept(), **{WAKE_REQUESTED_ANNOTATION: value})
+    assert decided(candidate).sleep is not None
+    (message,) = requests(candidate).refused
+    assert WAKE_REQUESTED_ANNOTATION in message
+    assert said in message
 
 
-def test_times_are_read_as_other_programs_write_them() -> None:
+def test_request_times_with_z_or_nanoseconds_are_read() -> None:
     for value in ("2026-11-23T11:59:30Z", "2026-11-23T12:59:30.123456789+01:00"):
         wake = requests(control_plane(**{WAKE_REQUESTED_ANNOTATION: value})).wake
         assert wake is not None
@@ -277,33 +284,33 @@ def test_times_are_read_as_other_programs_write_them() -> None:
 DAYS = 2 * 86400
 
 
-def test_sleep_that_began_in_the_future_ends_for_a_client_that_asks_now() -> None:
-    asleep = slept(DAYS)
-    assert decided(control_plane(asleep, **asked(-2))).sleep is None
-    # A request of long ago is of an earlier sleep. The status takes up the corrected time, so later ones count.
-    for noted in ({}, asked(-3600)):
-        sleep = decided(control_plane(asleep, **noted)).sleep
+def test_sleep_with_future_start_ends_on_current_request() -> None:
+    status = slept(DAYS)
+    assert decided(control_plane(status, **asked(-2))).sleep is None
+    # An old request belongs to an earlier sleep. The status gets a corrected time, so that later requests count.
+    for notes in ({}, asked(-3600)):
+        sleep = decided(control_plane(status, **notes)).sleep
         assert sleep is not None
         assert sleep.since < NOW
 
 
-def test_wake_in_the_future_delays_no_sleep() -> None:
+def test_wake_time_in_the_future_delays_no_sleep() -> None:
     idle = timedelta(minutes=10)
-    awake = woken(DAYS)
-    requested = control_plane(awake, **{SLEEP_REQUESTED_ANNOTATION: at(-1)})
+    status = woken(DAYS)
+    requested = control_plane(status, **{SLEEP_REQUESTED_ANNOTATION: at(-1)})
     assert decided(requested).begins
-    unused = control_plane(awake, **{LAST_USED_ANNOTATION: at(-700)})
+    unused = control_plane(status, **{LAST_USED_ANNOTATION: at(-700)})
     assert decided(unused, idle=idle).begins
-    used = control_plane(awake, **{LAST_USED_ANNOTATION: at(-500)})
+    used = control_plane(status, **{LAST_USED_ANNOTATION: at(-500)})
     assert decided(used, idle=idle).sleep is None
 
 
-def test_wake_in_the_future_repeats_no_sleep_of_before() -> None:
-    noted = {SLEEP_REQUESTED_ANNOTATION: at(-3600), LAST_USED_ANNOTATION: at(-10)}
-    assert decided(control_plane(woken(DAYS), **noted)).sleep is None
+def test_wake_time_in_the_future_revives_no_old_sleep_request() -> None:
+    notes = {SLEEP_REQUESTED_ANNOTATION: at(-3600), LAST_USED_ANNOTATION: at(-10)}
+    assert decided(control_plane(woken(DAYS), **notes)).sleep is None
 
 
-def test_sleep_that_began_in_the_future_ends_when_something_inside_is_due_later() -> None:
+def test_sleep_with_future_start_ends_if_next_wake_is_later() -> None:
     decision = decided(control_plane(slept(DAYS, nextWake=at(DAYS + 3600))))
     assert decision.sleep is None
     assert "clock" in decision.why

@@ -1,4 +1,4 @@
-"""Whose requests count as use of a control plane with a host name, and what its API server says of them."""
+"""Use of control planes with host names, by the request counts of their API servers."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def _row(level: str, executed: int) -> str:
 
 
 def _table(**executed: int) -> str:
-    """Make a table as an API server writes it. Names of levels have dashes."""
+    """Return a table as an API server writes it. Names of priority levels have dashes."""
     return HEADER + "".join(_row(level.replace("_", "-"), count) for level, count in executed.items())
 
 
-def test_count_adds_levels_of_users_and_leaves_out_others() -> None:
+def test_count_adds_priority_levels_of_users_only() -> None:
     table = _table(catch_all=10, exempt=300, kplane=70, global_default=2, workload_low=5, node_high=1, of_a_tenant=4)
     assert count_user_requests(table) == 12
 
@@ -42,7 +42,7 @@ def test_count_adds_levels_of_users_and_leaves_out_others() -> None:
 @pytest.mark.parametrize(
     "table", ["", "<html>", HEADER + "global-default, 0\n", HEADER + _row("x", 1).replace(" 1,", " many,")]
 )
-def test_count_raises_value_error_for_another_table(table: str) -> None:
+def test_count_raises_value_error_for_invalid_table(table: str) -> None:
     with pytest.raises(ValueError):
         count_user_requests(table)
 
@@ -57,14 +57,14 @@ def test_count_raises_value_error_for_another_table(table: str) -> None:
         ({"endpointStyle": "HostName", "endpointPolicy": "Both"}, False),
     ],
 )
-def test_use_is_counted_of_sleepers_with_host_names(spec: dict[str, Any], *, expected: bool) -> None:
+def test_use_is_counted_with_host_name_and_start_on_demand(spec: dict[str, Any], *, expected: bool) -> None:
     control_plane = ControlPlane.model_validate({"metadata": {"name": "acme"}, "spec": spec})
     assert is_counted(control_plane, chosen=None, gateway=GATEWAY) is expected
     assert not is_counted(control_plane, chosen=None, gateway=None)
 
 
 class World:
-    """One control plane, whose API servers answer in turn."""
+    """A control plane whose API servers answer in turn."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, replicas: int = 1) -> None:
         self.answers: list[tuple[str, int]] = [("10.0.0.1:6443", 0)]
@@ -99,7 +99,7 @@ class World:
         return self.answers[self.asked % len(self.answers)]
 
     async def observe(self, *counts: int) -> datetime | None:
-        """Look when these API servers have executed so many requests of users, long after the last use."""
+        """Observe the use when each API server has executed its number of requests of users."""
         self.answers = [(f"10.0.0.{number}:6443", count) for number, count in enumerate(counts)]
         return await self.use.observe(self.control_plane())
 
@@ -112,7 +112,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(monkeypatch)
 
 
-async def test_observe_reports_use_when_the_count_has_changed(world: World) -> None:
+async def test_observe_reports_use_if_the_count_has_changed(world: World) -> None:
     assert await world.observe(0) is None
     used = await world.observe(3)
     assert used is not None
@@ -120,16 +120,16 @@ async def test_observe_reports_use_when_the_count_has_changed(world: World) -> N
     earlier = used - timedelta(minutes=5)
     world.note(earlier)
     assert await world.observe(3) == earlier
-    # An API server that was started again counts from zero.
+    # A restarted API server counts from zero.
     assert await world.observe(1) not in {earlier, None}
 
 
-async def test_observe_of_new_operator_reports_use_if_there_was_any(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_first_observe_reports_use_if_count_is_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await World(monkeypatch).observe(7) is not None
     assert await World(monkeypatch).observe(0) is None
 
 
-async def test_observe_asks_nothing_within_a_minute_after_use(world: World) -> None:
+async def test_observe_sends_no_request_within_a_minute_after_use(world: World) -> None:
     used = datetime.now(UTC) - timedelta(seconds=50)
     world.note(used)
     assert (await world.observe(3), world.asked) == (used, 0)
@@ -137,7 +137,7 @@ async def test_observe_asks_nothing_within_a_minute_after_use(world: World) -> N
     assert await world.observe(3) not in {used, None}
 
 
-async def test_observe_returns_use_that_a_look_beside_it_reported(world: World) -> None:
+async def test_observe_with_stale_object_returns_use_in_cache(world: World) -> None:
     read_before = world.control_plane()
     used = await world.observe(3)
     assert used is not None
@@ -145,7 +145,7 @@ async def test_observe_returns_use_that_a_look_beside_it_reported(world: World) 
     assert await world.use.observe(read_before) == used - timedelta(minutes=1)
 
 
-async def test_use_that_could_not_be_reported_is_reported_later(world: World) -> None:
+async def test_observe_reports_use_again_after_failed_write(world: World) -> None:
     world.broken = True
     with pytest.raises(ProviderError):
         await world.observe(3)

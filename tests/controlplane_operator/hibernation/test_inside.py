@@ -1,4 +1,4 @@
-"""What inside a control plane keeps it awake, and when it wakes for what is due."""
+"""Check of the inside of a control plane: objects that keep it awake, and the time of its next wake."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def at(seconds: float) -> str:
 
 
 class Tenant:
-    """Answers as an API server with these objects, by the plural of their kind."""
+    """Fake API server with these objects, by the plural of their kind."""
 
     def __init__(self, objects: dict[str, list[dict[str, Any]]]) -> None:
         self._objects = objects
@@ -48,9 +48,9 @@ def token(expiration: str) -> dict[str, Any]:
     return {"data": {"expiration": base64.b64encode(expiration.encode()).decode()}}
 
 
-async def test_a_fresh_one_has_nothing_due() -> None:
+async def test_inside_is_empty_without_active_or_due_objects() -> None:
     assert await inside() == Inside()
-    quiet = {
+    objects = {
         "namespaces": {},
         "leases": {"spec": {"renewTime": at(-61)}},
         "certificatesigningrequests": {"status": {"certificate": "LS0t"}},
@@ -58,7 +58,7 @@ async def test_a_fresh_one_has_nothing_due() -> None:
         "cronjobs": {"spec": {"schedule": "* * * * *", "suspend": True}},
         "secrets": token("never"),
     }
-    assert await inside(**quiet) == Inside()
+    assert await inside(**objects) == Inside()
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ async def test_a_fresh_one_has_nothing_due() -> None:
         ("cronjobs", {"spec": {"schedule": "0 0 1 1 *", "timeZone": "../../etc"}}, "cannot compute"),
     ],
 )
-async def test_what_keeps_it_awake(plural: str, obj: dict[str, Any], said: str) -> None:
-    found = await inside(**{plural: obj})
-    assert said in found.kept
-    assert found.next_wake is None
+async def test_active_or_due_object_keeps_control_plane_awake(plural: str, obj: dict[str, Any], said: str) -> None:
+    result = await inside(**{plural: obj})
+    assert said in result.kept
+    assert result.next_wake is None
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ async def test_what_keeps_it_awake(plural: str, obj: dict[str, Any], said: str) 
         ("certificatesigningrequests", {"status": {"conditions": [{"type": "Denied"}]}}, None),
         ("secrets", token(at(600)), 600),
         ("secrets", token(at(-600)), None),
-        # Ten seconds ahead.
+        # A control plane wakes ten seconds before a CronJob is due.
         ("cronjobs", {"spec": {"schedule": "0 15 * * *", "timeZone": "Europe/Berlin"}}, 7160),
         ("cronjobs", {"spec": {"schedule": "5 12 * * *", "timeZone": "UTC"}}, 260),
         ("cronjobs", NOON | {"status": {"lastScheduleTime": at(-30)}}, 86360),
@@ -104,87 +104,88 @@ async def test_what_keeps_it_awake(plural: str, obj: dict[str, Any], said: str) 
         ("cronjobs", {"spec": {"schedule": "0 0 31 2 *"}}, None),
     ],
 )
-async def test_when_it_wakes_for_what_is_due(plural: str, obj: dict[str, Any], seconds: float | None) -> None:
-    found = await inside(**{plural: obj})
-    assert found == Inside(next_wake=NOW + timedelta(seconds=seconds) if seconds is not None else None)
+async def test_next_wake_is_time_of_due_object(plural: str, obj: dict[str, Any], seconds: float | None) -> None:
+    result = await inside(**{plural: obj})
+    assert result == Inside(next_wake=NOW + timedelta(seconds=seconds) if seconds is not None else None)
 
 
 def deleted_namespace(seconds: float) -> dict[str, Any]:
-    """Return a namespace that was deleted so many seconds ago, in a control plane with an API service that is down."""
+    """Return a namespace deleted `seconds` ago, in a control plane with an API service that is down."""
     message = "Discovery failed for some groups, 1 failing: metrics.k8s.io/v1beta1: stale GroupVersion discovery"
     condition = {"type": "NamespaceDeletionDiscoveryFailure", "status": "True", "message": message}
     return {"metadata": {"name": "shop", "deletionTimestamp": at(-seconds)}, "status": {"conditions": [condition]}}
 
 
-async def test_deletion_of_namespace_that_does_not_end_says_why() -> None:
-    new = await inside(namespaces=deleted_namespace(240))
-    assert (new.kept, new.stuck) == ("Namespace shop is being deleted", False)
-    stuck = await inside(namespaces=deleted_namespace(360))
-    assert stuck.stuck
-    assert "metrics.k8s.io/v1beta1" in stuck.kept
-    assert "kubectl get apiservices" in stuck.kept
+async def test_namespace_stuck_in_deletion_is_reported_with_cause() -> None:
+    first_result = await inside(namespaces=deleted_namespace(240))
+    assert (first_result.kept, first_result.stuck) == ("Namespace shop is being deleted", False)
+    later_result = await inside(namespaces=deleted_namespace(360))
+    assert later_result.stuck
+    assert "metrics.k8s.io/v1beta1" in later_result.kept
+    assert "kubectl get apiservices" in later_result.kept
 
 
 @pytest.mark.parametrize(
     ("hours", "next_hours"),
     [(1, 2), (1.9, 2), (2.1, 4), (3, 4), (5, 8), (100, 128)],
 )
-async def test_deletion_of_namespace_keeps_it_awake_for_an_hour_only(hours: float, next_hours: float) -> None:
-    kept = await inside(namespaces=deleted_namespace(3599))
-    assert kept.kept
-    found = await inside(namespaces=deleted_namespace(3600 * hours))
-    assert found == Inside(next_wake=NOW + timedelta(hours=next_hours - hours))
+async def test_namespace_deletion_keeps_awake_for_an_hour_only(hours: float, next_hours: float) -> None:
+    first_result = await inside(namespaces=deleted_namespace(3599))
+    assert first_result.kept
+    result = await inside(namespaces=deleted_namespace(3600 * hours))
+    assert result == Inside(next_wake=NOW + timedelta(hours=next_hours - hours))
 
 
-async def test_node_lease_in_the_future_keeps_nothing_awake() -> None:
+async def test_node_lease_of_far_future_does_not_keep_awake() -> None:
     assert (await inside(leases={"spec": {"renewTime": at(50)}})).kept
     assert await inside(leases={"spec": {"renewTime": at(2 * 86400)}}) == Inside()
 
 
-async def test_deletion_of_namespace_in_the_future_counts_from_its_first_look() -> None:
-    seen: dict[str, datetime] = {}
+async def test_future_namespace_deletion_counts_from_first_check() -> None:
+    first_seen: dict[str, datetime] = {}
     client = cast("Client", Tenant({"namespaces": [deleted_namespace(-2 * 86400)]}))
-    looks = [
-        await look_inside(client, now=NOW + timedelta(minutes=minutes), first_seen=seen) for minutes in (0, 4, 6, 59)
+    results = [
+        await look_inside(client, now=NOW + timedelta(minutes=minutes), first_seen=first_seen)
+        for minutes in (0, 4, 6, 59)
     ]
-    assert [look.stuck for look in looks] == [False, False, True, True]
-    assert all(look.kept for look in looks)
-    after = await look_inside(client, now=NOW + timedelta(hours=1), first_seen=seen)
-    assert after == Inside(next_wake=NOW + timedelta(hours=2))
-    await look_inside(cast("Client", Tenant({})), now=NOW, first_seen=seen)
-    assert seen == {}
+    assert [result.stuck for result in results] == [False, False, True, True]
+    assert all(result.kept for result in results)
+    last_result = await look_inside(client, now=NOW + timedelta(hours=1), first_seen=first_seen)
+    assert last_result == Inside(next_wake=NOW + timedelta(hours=2))
+    await look_inside(cast("Client", Tenant({})), now=NOW, first_seen=first_seen)
+    assert first_seen == {}
 
 
 @pytest.mark.parametrize("seconds", [-50, 0, 50])
-async def test_deletion_of_namespace_is_tried_again_at_its_time(seconds: float) -> None:
-    found = await inside(namespaces=deleted_namespace(4 * 3600 + seconds))
-    assert found.kept == "Namespace shop is being deleted, and its controllers try again"
-    assert found.next_wake is None
+async def test_namespace_deletion_keeps_awake_again_at_its_next_attempt(seconds: float) -> None:
+    result = await inside(namespaces=deleted_namespace(4 * 3600 + seconds))
+    assert result.kept == "Namespace shop is being deleted, and its controllers try again"
+    assert result.next_wake is None
 
 
-async def test_the_first_of_all_times_counts() -> None:
-    found = await inside(jobs=finished(-10, ttl=3600), secrets=token(at(600)))
-    assert found.next_wake == NOW + timedelta(seconds=600)
+async def test_next_wake_is_earliest_of_all_due_times() -> None:
+    result = await inside(jobs=finished(-10, ttl=3600), secrets=token(at(600)))
+    assert result.next_wake == NOW + timedelta(seconds=600)
 
 
-async def test_missed_cron_job_wakes_at_its_next_time_at_every_second() -> None:
-    # Its last run is unknown, as after a Job that could not be created.
+async def test_missed_cron_job_keeps_awake_or_wakes_before_next_time() -> None:
+    # The last run is unknown, as after the failed creation of a Job.
     job = {"metadata": {"name": "one", "namespace": "shop"}, "spec": {"schedule": "0 * * * *", "timeZone": "UTC"}}
     client = cast("Client", Tenant({"cronjobs": [job]}))
     for second in range(-10, 70):
         now = NOW.replace(second=0) + timedelta(seconds=second)
-        found = await look_inside(client, now=now)
-        assert found.kept or found.next_wake == NOW.replace(minute=59, second=50), second
+        result = await look_inside(client, now=now)
+        assert result.kept or result.next_wake == NOW.replace(minute=59, second=50), second
 
 
-async def test_look_at_many_cron_jobs_gives_turns_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn of no length: how many turns are given depends on no processor."""
+async def test_check_of_many_cron_jobs_yields_to_other_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With turns of zero seconds, their number does not depend on the speed of the processor."""
     monkeypatch.setattr("kplane.controlplane_operator.hibernation.inside._TURN_SECONDS", 0)
     spec = {"schedule": "59 23 29 2 *", "timeZone": "Europe/Berlin"}
     jobs = [{"metadata": {"name": str(number), "namespace": "shop"}, "spec": spec} for number in range(50)]
-    looking = asyncio.ensure_future(look_inside(cast("Client", Tenant({"cronjobs": jobs})), now=NOW))
+    task = asyncio.ensure_future(look_inside(cast("Client", Tenant({"cronjobs": jobs})), now=NOW))
     turns = 0
-    while not looking.done():
+    while not task.done():
         await asyncio.sleep(0)
         turns += 1
     assert turns > len(jobs)

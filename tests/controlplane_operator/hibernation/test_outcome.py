@@ -1,4 +1,4 @@
-"""What a status says while a control plane falls asleep, sleeps and wakes."""
+"""Status of a control plane while it falls asleep, sleeps and wakes."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ def control_plane(*, sleep: bool = False, told: str | None = None, since: float 
 def words(outcome: Outcome | None) -> tuple[str | None, str | None]:
     """Return status and reason of Hibernated, and the reason of Ready."""
     assert outcome is not None
-    told = f"{outcome.told[0]}/{outcome.told[1]}" if outcome.told is not None else None
-    return told, outcome.ready[0] if outcome.ready is not None else None
+    condition = f"{outcome.told[0]}/{outcome.told[1]}" if outcome.told is not None else None
+    return condition, outcome.ready[0] if outcome.ready is not None else None
 
 
-def test_before_anything_ends_or_starts_the_status_says_so() -> None:
-    falls = begun(control_plane(), ASLEEP)
-    assert words(falls) == ("False/FallingAsleep", "FallingAsleep")
-    assert falls is not None
-    assert falls.sleep == SLEEP
-    wakes = begun(control_plane(sleep=True, told="True"), AWAKE)
-    assert words(wakes) == ("False/Waking", "Waking")
-    assert wakes is not None
-    assert wakes.sleep == SLEEP
+def test_begun_returns_falling_asleep_waking_or_none() -> None:
+    sleep_outcome = begun(control_plane(), ASLEEP)
+    assert words(sleep_outcome) == ("False/FallingAsleep", "FallingAsleep")
+    assert sleep_outcome is not None
+    assert sleep_outcome.sleep == SLEEP
+    wake_outcome = begun(control_plane(sleep=True, told="True"), AWAKE)
+    assert words(wake_outcome) == ("False/Waking", "Waking")
+    assert wake_outcome is not None
+    assert wake_outcome.sleep == SLEEP
     assert begun(control_plane(sleep=True, told="False"), ASLEEP) is None
     assert begun(control_plane(), AWAKE) is None
-    new = ControlPlane.model_validate({"metadata": {"name": "acme"}, "spec": {}})
-    assert begun(new, ASLEEP) is None
+    unpublished_control_plane = ControlPlane.model_validate({"metadata": {"name": "acme"}, "spec": {}})
+    assert begun(unpublished_control_plane, ASLEEP) is None
 
 
 @pytest.mark.parametrize(
@@ -64,65 +64,68 @@ def test_before_anything_ends_or_starts_the_status_says_so() -> None:
         (ConditionError(Reason.INTERNAL_ERROR, "no"), False, (None, None)),
     ],
 )
-def test_it_is_hibernated_when_no_api_server_is_left(
+def test_ended_is_hibernated_only_if_no_api_server_runs(
     failure: ConditionError | None, *, asleep: bool, expected: tuple[str | None, str | None]
 ) -> None:
-    one = control_plane(sleep=True, told="False")
-    outcome = ended(one, ASLEEP, published=True, asleep=asleep, failure=failure, waiting="")
+    candidate = control_plane(sleep=True, told="False")
+    outcome = ended(candidate, ASLEEP, published=True, asleep=asleep, failure=failure, waiting="")
     assert outcome.sleep == SLEEP
     assert words(outcome) == expected
 
 
-def test_one_that_could_not_be_published_says_nothing_of_its_sleep() -> None:
+def test_ended_is_empty_if_control_plane_is_unpublished() -> None:
     assert ended(control_plane(), ASLEEP, published=False, asleep=False, failure=STARTS) == Outcome(None)
 
 
-def test_it_stays_ready_while_it_wakes_and_not_for_ever() -> None:
+def test_waking_control_plane_stays_ready_for_a_minute_only() -> None:
     def wakes(since: float, failure: ConditionError = STARTS) -> Outcome:
-        one = control_plane(sleep=True, told="False", since=since)
-        return ended(one, AWAKE, published=True, asleep=False, failure=failure)
+        candidate = control_plane(sleep=True, told="False", since=since)
+        return ended(candidate, AWAKE, published=True, asleep=False, failure=failure)
 
     assert words(wakes(5)) == ("False/Waking", "Waking")
     assert words(wakes(61)) == (None, None)
     assert words(wakes(5, ConditionError(Reason.VERSION_NOT_ALLOWED, "no"))) == (None, None)
-    # Until an API server answers, registrations and gateway must not take it for awake.
+    # Registrations and gateway must treat the control plane as asleep until an API server answers.
     assert {wakes(5).sleep, wakes(61).sleep} == {SLEEP}
 
 
-def test_it_is_awake_when_its_api_server_answered() -> None:
+def test_ended_is_awake_after_a_wake_without_failure() -> None:
     outcome = ended(control_plane(sleep=True, told="False"), AWAKE, published=True, asleep=False, failure=None)
     assert (outcome.sleep, *words(outcome)) == (None, "False/Awake", None)
 
 
-def test_one_that_may_sleep_says_that_it_is_awake() -> None:
-    """The gateway reports its use then: it does not know what its class says."""
-    awake = ended(control_plane(), AWAKE, published=True, asleep=False, failure=None)
-    assert (awake.sleep, *words(awake)) == (None, "False/Awake", None)
-    always = Decision(None, "spec.virtual.start is Always", always=True)
-    assert ended(control_plane(), always, published=True, asleep=False, failure=None) == Outcome(None)
+def test_ended_is_awake_if_a_published_control_plane_may_sleep() -> None:
+    """The gateway needs the condition to report the use of the control plane, because it does not know the class."""
+    outcome = ended(control_plane(), AWAKE, published=True, asleep=False, failure=None)
+    assert (outcome.sleep, *words(outcome)) == (None, "False/Awake", None)
+    decision = Decision(None, "spec.virtual.start is Always", always=True)
+    assert ended(control_plane(), decision, published=True, asleep=False, failure=None) == Outcome(None)
     assert ended(control_plane(), AWAKE, published=False, asleep=False, failure=STARTS) == Outcome(None)
 
 
-def test_one_that_cannot_sleep_says_why() -> None:
-    kept = Decision(None, "flags decide", kept=True)
-    outcome = ended(control_plane(), kept, published=True, asleep=False, failure=None)
+def test_ended_is_kept_awake_with_reason_if_it_cannot_sleep() -> None:
+    decision = Decision(None, "flags decide", kept=True)
+    outcome = ended(control_plane(), decision, published=True, asleep=False, failure=None)
     assert words(outcome) == ("False/KeptAwake", None)
     assert outcome.told is not None
     assert "flags decide" in outcome.told[2]
-    # Whatever fails besides, clients are to reach the API server that runs.
-    keys = ConditionError(Reason.KEYS_CHANGED, "other keys")
-    falling = control_plane(sleep=True, told="False")
-    assert ended(falling, kept, published=True, asleep=False, failure=keys).sleep is None
-    stuck = Decision(None, "namespace shop is being deleted", kept=True, stuck=True)
-    assert words(ended(control_plane(), stuck, published=True, asleep=False, failure=None))[0] == "False/NamespaceStuck"
+    # Despite other failures, clients must reach the API server that runs.
+    failure_of_keys = ConditionError(Reason.KEYS_CHANGED, "other keys")
+    candidate = control_plane(sleep=True, told="False")
+    assert ended(candidate, decision, published=True, asleep=False, failure=failure_of_keys).sleep is None
+    stuck_decision = Decision(None, "namespace shop is being deleted", kept=True, stuck=True)
+    assert (
+        words(ended(control_plane(), stuck_decision, published=True, asleep=False, failure=None))[0]
+        == "False/NamespaceStuck"
+    )
 
 
 @pytest.mark.parametrize(
     ("reason", "expected"),
     [(Reason.KEPT_AWAKE, None), (Reason.NAMESPACE_STUCK, "False/Awake")],
 )
-def test_stuck_namespace_is_not_told_when_it_keeps_nothing_awake(reason: Reason, expected: str | None) -> None:
-    awake = control_plane(told="False")
-    conditions = [each.model_copy(update={"reason": reason}) for each in awake.status.conditions]
-    awake = awake.model_copy(update={"status": awake.status.model_copy(update={"conditions": conditions})})
-    assert words(ended(awake, AWAKE, published=True, asleep=False, failure=None))[0] == expected
+def test_awake_replaces_namespace_stuck_but_not_kept_awake(reason: Reason, expected: str | None) -> None:
+    candidate = control_plane(told="False")
+    conditions = [condition.model_copy(update={"reason": reason}) for condition in candidate.status.conditions]
+    candidate = candidate.model_copy(update={"status": candidate.status.model_copy(update={"conditions": conditions})})
+    assert words(ended(candidate, AWAKE, published=True, asleep=False, failure=None))[0] == expected

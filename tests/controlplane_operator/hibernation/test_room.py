@@ -1,4 +1,4 @@
-"""Who may wake, in which order, and who has to sleep for that."""
+"""Limits of awake control planes: the order of wakes, and evictions."""
 
 from __future__ import annotations
 
@@ -28,63 +28,67 @@ def holder(name: str, *, idle: float | None = 300.0, memory: int = 256 * MIB, le
 
 
 def names(holders: list[Holder]) -> list[str]:
-    return [each.name for each in holders]
+    return [entry.name for entry in holders]
 
 
-def test_the_longest_idle_sleeps_first_and_no_more_than_needed() -> None:
+def test_displaced_evicts_longest_idle_and_no_more_than_needed() -> None:
     awake = [holder("a", idle=200), holder("b", idle=400), holder("c", idle=300), holder("d", idle=10)]
-    new = holder("new", idle=None)
+    newcomer = holder("new", idle=None)
     for count, expected in ((5, []), (4, ["b"]), (3, ["b", "c"]), (2, ["b", "c", "a"]), (1, [])):
-        assert names(displaced(awake, limits=Limits(count), now=NOW, newcomer=new)) == expected
-    # Without a newcomer, they make as much room as they can.
+        assert names(displaced(awake, limits=Limits(count), now=NOW, newcomer=newcomer)) == expected
+    # Without a newcomer, all idle control planes above the limit are evicted.
     assert names(displaced(awake, limits=Limits(1), now=NOW)) == ["b", "c", "a"]
     memory = Limits(memory_bytes=600 * MIB)
-    assert names(displaced(awake[:2], limits=memory, now=NOW, newcomer=new)) == ["b"]
+    assert names(displaced(awake[:2], limits=memory, now=NOW, newcomer=newcomer)) == ["b"]
 
 
-def test_one_that_leaves_already_makes_room_and_none_is_asked_twice() -> None:
+def test_displaced_counts_slot_of_leaving_holder_as_free() -> None:
     awake = [holder("a"), holder("b", leaves=True)]
     assert displaced(awake, limits=Limits(2), now=NOW, newcomer=holder("new")) == []
     assert not fits([*awake, holder("new")], limits=Limits(2))
 
 
-def test_one_alone_may_be_larger_than_all_memory() -> None:
-    large = holder("large", memory=64 << 30)
+def test_single_control_plane_may_exceed_memory_limit() -> None:
+    large_holder = holder("large", memory=64 << 30)
     limits = Limits(memory_bytes=1 << 30)
-    assert fits([large], limits=limits)
-    assert not fits([large, holder("a")], limits=limits)
-    assert names(displaced([holder("a")], limits=limits, now=NOW, newcomer=large)) == ["a"]
+    assert fits([large_holder], limits=limits)
+    assert not fits([large_holder, holder("a")], limits=limits)
+    assert names(displaced([holder("a")], limits=limits, now=NOW, newcomer=large_holder)) == ["a"]
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_whatever_is_awake_no_client_is_disturbed_and_the_limits_hold(seed: int) -> None:
-    chance = random.Random(seed)
+def test_displaced_evicts_only_idle_holders_to_keep_limits(seed: int) -> None:
+    generator = random.Random(seed)
     awake = [
         holder(
             f"c{number}",
-            idle=chance.choice([None, 0.0, 179.0, 180.0, 500.0, 1000.0 + number]),
-            memory=chance.choice([128, 256, 1024]) * MIB,
-            leaves=chance.random() < 0.2,
+            idle=generator.choice([None, 0.0, 179.0, 180.0, 500.0, 1000.0 + number]),
+            memory=generator.choice([128, 256, 1024]) * MIB,
+            leaves=generator.random() < 0.2,
         )
-        for number in range(chance.randrange(8))
+        for number in range(generator.randrange(8))
     ]
-    limits = Limits(chance.choice([None, 1, 2, 4]), chance.choice([None, 512 * MIB, 2048 * MIB]))
-    new = chance.choice([None, holder("new", idle=None)])
-    chosen = displaced(awake, limits=limits, now=NOW, newcomer=new)
-    assert all(each.active is not None and NOW - each.active >= timedelta(minutes=3) for each in chosen)
-    assert not any(each.leaves for each in chosen)
-    left = [each.active for each in awake if each not in chosen and not each.leaves and each.active is not None]
-    idle = [active for active in left if NOW - active >= timedelta(minutes=3)]
-    assert all(each.active is not None and each.active <= active for each in chosen for active in idle)
-    staying = [each for each in awake if not each.leaves and each not in chosen] + ([new] if new is not None else [])
-    if chosen:
-        assert not fits([*staying, chosen[-1]], limits=limits)
-    if new is not None and chosen:
+    limits = Limits(generator.choice([None, 1, 2, 4]), generator.choice([None, 512 * MIB, 2048 * MIB]))
+    newcomer = generator.choice([None, holder("new", idle=None)])
+    victims = displaced(awake, limits=limits, now=NOW, newcomer=newcomer)
+    assert all(entry.active is not None and NOW - entry.active >= timedelta(minutes=3) for entry in victims)
+    assert not any(entry.leaves for entry in victims)
+    remaining = [
+        entry.active for entry in awake if entry not in victims and not entry.leaves and entry.active is not None
+    ]
+    idle = [active for active in remaining if NOW - active >= timedelta(minutes=3)]
+    assert all(entry.active is not None and entry.active <= active for entry in victims for active in idle)
+    staying = [entry for entry in awake if not entry.leaves and entry not in victims] + (
+        [newcomer] if newcomer is not None else []
+    )
+    if victims:
+        assert not fits([*staying, victims[-1]], limits=limits)
+    if newcomer is not None and victims:
         assert fits(staying, limits=limits)
 
 
 class World:
-    """Control planes of one operator, and when each of them is looked at."""
+    """Control planes of an operator, and the queue of their passes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, limits: Limits, at_once: int = 9) -> None:
         self.stores, self.queues, self.now, self.seconds, self.version = Stores(), Queues(), NOW, 0.0, 0
@@ -106,10 +110,10 @@ class World:
         memory: str = "256Mi",
         **more: Any,
     ) -> None:
-        """Have a control plane be awake and unused for so long, or asleep and asked to wake so long ago."""
+        """Store a control plane: `idle` is the seconds since its last use or, if it sleeps, since its wake request."""
         self.version += 1
         time = (self.now - timedelta(seconds=idle)).isoformat()
-        asked = WAKE_REQUESTED_ANNOTATION if asleep else LAST_USED_ANNOTATION
+        annotation = WAKE_REQUESTED_ANNOTATION if asleep else LAST_USED_ANNOTATION
         condition = {"type": "Hibernated", "status": str(asleep), "reason": "x", "message": ""}
         status: dict[str, Any] = {"endpoint": f"https://{name}"}
         status["conditions"] = [condition | {"lastTransitionTime": (NOW - timedelta(days=1)).isoformat()}]
@@ -117,7 +121,7 @@ class World:
             since = (self.now - timedelta(days=1)).isoformat()
             status["hibernation"] = {"since": since, "reason": "Idle", "observedGeneration": 1}
         metadata: dict[str, Any] = {"name": name, "uid": name, "generation": 1, "resourceVersion": str(self.version)}
-        metadata["annotations"] = {asked: time}
+        metadata["annotations"] = {annotation: time}
         spec = {"virtual": {"start": start}, "resources": {"requests": {"memory": memory}}}
         self.stores.control_planes.apply({"metadata": metadata, "spec": spec, "status": status | more})
 
@@ -127,20 +131,20 @@ class World:
         control_plane = ControlPlane.model_validate(obj)
         start = StartPolicy(obj["spec"]["virtual"]["start"])
         decision = decide(control_plane, start=start, now=self.now)
-        settled = self.room.settle(control_plane, decision, chosen=None, now=self.now)
+        final_decision = self.room.settle(control_plane, decision, chosen=None, now=self.now)
         self.room.call_next(after=name)
-        return settled
+        return final_decision
 
     def called(self) -> list[str]:
-        """Return which control planes are to be looked at."""
-        found = []
+        """Empty the queue, and return the names of its control planes."""
+        queued_names = []
         while (key := self.queues.control_planes.take()) is not None:
             self.queues.control_planes.done(key)
-            found.append(key[1])
-        return found
+            queued_names.append(key[1])
+        return queued_names
 
 
-def test_those_that_wait_wake_in_the_order_in_which_they_were_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_control_planes_wake_in_order_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, limits=Limits(1))
     world.put("busy", idle=5)
     world.put("second", asleep=True, idle=20)
@@ -148,7 +152,7 @@ def test_those_that_wait_wake_in_the_order_in_which_they_were_asked(monkeypatch:
     world.put("always", start="Always")
     assert world.turn("second").crowded
     assert world.turn("first").crowded
-    # It is in use, so it is not asked to sleep.
+    # The control plane is in use, so that it is not evicted.
     assert world.turn("busy").sleep is None
     assert world.called() == ["first"]
     for called in ([], [], [], ["busy"]):
@@ -172,7 +176,7 @@ def test_those_that_wait_wake_in_the_order_in_which_they_were_asked(monkeypatch:
     assert world.turn("second").crowded
 
 
-def test_a_request_of_an_earlier_sleep_gives_no_place_in_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_of_earlier_sleep_gives_no_place_in_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, limits=Limits(1))
     world.put("busy", idle=5)
     due = {"since": (NOW - timedelta(hours=1)).isoformat(), "nextWake": NOW.isoformat(), "reason": "Idle"}
@@ -185,10 +189,10 @@ def test_a_request_of_an_earlier_sleep_gives_no_place_in_the_line(monkeypatch: p
     assert not world.turn("asked").crowded
 
 
-def test_one_that_took_long_to_start_is_not_asked_to_sleep_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_start_is_not_evicted_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, limits=Limits(1))
-    wakes = {"since": (NOW - timedelta(days=1)).isoformat(), "reason": "Idle", "observedGeneration": 0}
-    world.put("slow", idle=200, hibernation=wakes)
+    sleep = {"since": (NOW - timedelta(days=1)).isoformat(), "reason": "Idle", "observedGeneration": 0}
+    world.put("slow", idle=200, hibernation=sleep)
     assert world.turn("slow").sleep is None
     world.put("slow", idle=200)
     world.put("new", asleep=True, idle=1)
@@ -200,10 +204,12 @@ def test_one_that_took_long_to_start_is_not_asked_to_sleep_at_once(monkeypatch: 
 
 
 @pytest.mark.parametrize("used", [True, False])
-def test_wake_without_use_gives_its_room_back_after_a_minute(monkeypatch: pytest.MonkeyPatch, *, used: bool) -> None:
+def test_woken_control_plane_without_use_is_evicted_after_a_minute(
+    monkeypatch: pytest.MonkeyPatch, *, used: bool
+) -> None:
     world = World(monkeypatch, limits=Limits(1))
-    woken = {"type": "Hibernated", "status": "False", "reason": "x", "message": ""}
-    conditions = [woken | {"lastTransitionTime": world.now.isoformat()}]
+    condition = {"type": "Hibernated", "status": "False", "reason": "x", "message": ""}
+    conditions = [condition | {"lastTransitionTime": world.now.isoformat()}]
     world.put("woken", idle=-1 if used else 300, conditions=conditions)
     woken_object = world.stores.control_planes.get(("", "woken"))
     assert woken_object is not None
@@ -216,7 +222,7 @@ def test_wake_without_use_gives_its_room_back_after_a_minute(monkeypatch: pytest
         world.room.forget("woken")
 
 
-def test_so_many_start_at_once_and_one_that_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_starts_are_limited_and_stuck_start_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, limits=Limits(), at_once=2)
     for number in range(4):
         world.put(f"c{number}", asleep=True, idle=40 - number)
@@ -231,7 +237,7 @@ def test_so_many_start_at_once_and_one_that_hangs_holds_up_no_other(monkeypatch:
     assert not world.turn("c3").crowded
 
 
-def test_one_whose_passes_fail_before_it_wakes_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_admitted_control_plane_without_start_loses_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, limits=Limits(1))
     for name, idle in (("fails", 30), ("next", 20)):
         world.put(name, asleep=True, idle=idle)
@@ -241,7 +247,7 @@ def test_one_whose_passes_fail_before_it_wakes_takes_no_room(monkeypatch: pytest
     assert not world.turn("next").crowded
 
 
-def test_one_that_does_not_ask_any_more_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_plane_without_attempts_leaves_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, limits=Limits(1))
     world.put("busy", idle=5)
     for name, idle in (("gone", 30), ("next", 20)):
@@ -253,7 +259,7 @@ def test_one_that_does_not_ask_any_more_holds_up_no_other(monkeypatch: pytest.Mo
     assert not world.turn("next").crowded
 
 
-def test_one_that_cannot_sleep_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spared_control_plane_is_not_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, limits=Limits(1))
     world.put("kept")
     world.put("new", asleep=True, idle=1)
@@ -264,7 +270,7 @@ def test_one_that_cannot_sleep_is_left_alone_for_a_while(monkeypatch: pytest.Mon
     assert not world.turn("kept").begins
 
 
-def test_one_whose_keys_are_rotated_is_not_asked_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_plane_in_key_rotation_is_not_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, limits=Limits(2))
     rotation = {"value": "1", "phase": "Overlapping", "startedAt": NOW.isoformat(), "phaseStartedAt": NOW.isoformat()}
     world.put("rotated", idle=500, rotation=rotation)
@@ -276,7 +282,7 @@ def test_one_whose_keys_are_rotated_is_not_asked_to_sleep(monkeypatch: pytest.Mo
     assert world.turn("idle").begins
 
 
-def test_one_that_is_asked_and_does_not_sleep_is_asked_once_and_then_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_control_plane_is_evicted_if_first_stays_awake(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, limits=Limits(2))
     world.put("silent", idle=500)
     world.put("other", idle=300)
@@ -284,7 +290,7 @@ def test_one_that_is_asked_and_does_not_sleep_is_asked_once_and_then_another(mon
     assert world.turn("new").crowded
     assert world.called() == ["silent"]
     for _ in range(2):
-        # A look inside fails: the status says nothing of a sleep, and a later pass begins it.
+        # The check of the inside fails, so that the status has no sleep, and a later pass begins the sleep.
         assert world.turn("silent").begins
         assert world.called() == ["new"]
         assert world.turn("new").crowded
@@ -298,14 +304,14 @@ def test_one_that_is_asked_and_does_not_sleep_is_asked_once_and_then_another(mon
 
 
 @pytest.mark.parametrize("how", ["falls asleep", "is deleted"])
-def test_one_that_does_not_come_to_its_end_holds_up_no_other(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_other_control_plane_is_evicted_if_end_takes_over_a_minute(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     world = World(monkeypatch, limits=Limits(2))
     world.put("other", idle=300)
     if how == "falls asleep":
-        falls = {"type": "Hibernated", "status": "False", "reason": "FallingAsleep", "message": ""}
+        condition = {"type": "Hibernated", "status": "False", "reason": "FallingAsleep", "message": ""}
         sleep = {"since": NOW.isoformat(), "reason": "Idle", "observedGeneration": 1}
-        told = [falls | {"lastTransitionTime": NOW.isoformat()}]
-        world.put("stuck", idle=500, hibernation=sleep, conditions=told)
+        conditions = [condition | {"lastTransitionTime": NOW.isoformat()}]
+        world.put("stuck", idle=500, hibernation=sleep, conditions=conditions)
     else:
         world.put("stuck", idle=500)
         obj = world.stores.control_planes.get(("", "stuck"))
@@ -319,12 +325,12 @@ def test_one_that_does_not_come_to_its_end_holds_up_no_other(monkeypatch: pytest
     assert world.called() == ["other"]
 
 
-def test_one_whose_api_server_never_gets_ready_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_start_loses_its_slot_after_five_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, limits=Limits(1))
-    wakes = {"type": "Hibernated", "status": "False", "reason": "Waking", "message": ""}
+    condition = {"type": "Hibernated", "status": "False", "reason": "Waking", "message": ""}
     sleep = {"since": (NOW - timedelta(hours=1)).isoformat(), "reason": "Idle", "observedGeneration": 1}
-    told = [wakes | {"lastTransitionTime": NOW.isoformat()}]
-    world.put("broken", idle=500, hibernation=sleep, conditions=told)
+    conditions = [condition | {"lastTransitionTime": NOW.isoformat()}]
+    world.put("broken", idle=500, hibernation=sleep, conditions=conditions)
     world.put("new", asleep=True, idle=1)
     world.later(299)
     assert world.turn("new").crowded
@@ -332,7 +338,7 @@ def test_one_whose_api_server_never_gets_ready_holds_up_no_other(monkeypatch: py
     assert not world.turn("new").crowded
 
 
-def test_a_lower_limit_sends_the_longest_idle_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lower_limit_evicts_longest_idle_control_plane(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, limits=Limits(1))
     world.put("a", idle=200)
     world.put("b", idle=300)
@@ -342,7 +348,7 @@ def test_a_lower_limit_sends_the_longest_idle_to_sleep(monkeypatch: pytest.Monke
     assert world.turn("b").begins
 
 
-def test_a_large_one_without_room_holds_up_small_ones_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_head_of_queue_blocks_smaller_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, limits=Limits(memory_bytes=1024 * MIB))
     world.put("busy", idle=0)
     world.put("large", asleep=True, idle=2, memory="1Gi")
@@ -352,7 +358,7 @@ def test_a_large_one_without_room_holds_up_small_ones_for_a_minute(monkeypatch: 
         world.later(30)
     world.put("busy", idle=0)
     assert [world.turn(name).crowded for name in ("large", "small")] == [True, False]
-    # As soon as there is room for it, it goes before all others.
+    # The large control plane wakes before all others as soon as it fits.
     for name in ("busy", "small"):
         world.put(name, asleep=True, idle=100_000)
         assert world.turn(name).sleep is not None
@@ -360,7 +366,7 @@ def test_a_large_one_without_room_holds_up_small_ones_for_a_minute(monkeypatch: 
     assert [world.turn(name).crowded for name in ("next", "large")] == [True, False]
 
 
-def test_none_goes_before_another_one_of_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_plane_does_not_overtake_head_of_equal_size(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, limits=Limits(2))
     for name in ("busy", "ends"):
         world.put(name, idle=0)
@@ -374,7 +380,7 @@ def test_none_goes_before_another_one_of_its_size(monkeypatch: pytest.MonkeyPatc
     assert [world.turn(name).crowded for name in ("second", "first")] == [True, False]
 
 
-def test_memory_counts_as_it_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requested_memory_counts_against_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, limits=Limits(memory_bytes=600 * MIB))
     world.put("a", idle=1)
     for name, crowded in (("b", False), ("c", True)):

@@ -1,4 +1,4 @@
-"""An API server that cannot be ended is a failure of the sleep, and no wait."""
+"""Failures to stop an API server, which are failures of the sleep."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ _ACME = ControlPlane.model_validate(
 
 
 @pytest.mark.parametrize("error", [RuntimeFailure("its node is out of reach"), KeyspaceError("etcd has no leader")])
-async def test_api_server_that_cannot_be_ended_fails_the_sleep(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+async def test_hibernate_raises_sleep_failed_if_stop_fails(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     parts: Any = SimpleNamespace(client=Mock(), stores=Mock(), events=Mock(), metrics=Mock())
     runtime: Any = SimpleNamespace(stop=AsyncMock(side_effect=error))
     virtual = VirtualProvisioner(parts, runtime=runtime, shared_etcd=Mock(), restorer=Mock())

@@ -1,4 +1,4 @@
-"""When an API server ends, and what its backend is asked before."""
+"""Sleep of control planes: announcement, check of the inside, and stop of the API server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DUE = datetime.now(UTC) + timedelta(hours=1)
 
 
 class Backend:
-    """Ends API servers, and says for which it could not."""
+    """Fake backend, which counts checks and stops of API servers."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -75,7 +75,7 @@ class World:
         return decision, await self.sleeper.hibernate(control_plane, decision)
 
     async def fall_asleep(self) -> tuple[Decision, Any]:
-        """Have it known everywhere that a control plane sleeps."""
+        """Run two passes of a control plane that falls asleep, 2 s apart, so that every gateway knows of the sleep."""
         await self.turn(control_plane(sleep=True, told="False"))
         self.seconds += 2.0
         return await self.turn(control_plane(sleep=True, told="False"))
@@ -103,60 +103,60 @@ def control_plane(*, sleep: bool, told: str | None = None, published: bool = Tru
     return ControlPlane.model_validate({"metadata": metadata, "spec": {}, "status": status})
 
 
-async def test_its_sleep_is_said_one_pass_before_its_api_server_ends(world: World) -> None:
-    decision, ended = await world.turn(control_plane(sleep=False))
+async def test_sleep_is_announced_a_pass_before_api_server_stops(world: World) -> None:
+    decision, provision = await world.turn(control_plane(sleep=False))
     assert decision.sleep is not None
-    assert (decision.sleep.next_wake, ended) == (DUE, None)
+    assert (decision.sleep.next_wake, provision) == (DUE, None)
     assert (await world.fall_asleep())[1] == "provision"
     assert world.backend.ended == 1
 
 
-async def test_its_api_server_serves_until_a_gateway_has_heard_of_its_sleep(world: World) -> None:
+async def test_api_server_serves_two_seconds_after_announcement(world: World) -> None:
     decision, _ = await world.turn(control_plane(sleep=False))
     assert decision.begins
-    falling = control_plane(sleep=True, told="False")
+    candidate = control_plane(sleep=True, told="False")
     for _ in range(2):
-        decision, ended = await world.turn(falling)
-        assert (ended, decision.waits, world.backend.ended) == (None, "", 0)
+        decision, provision = await world.turn(candidate)
+        assert (provision, decision.waits, world.backend.ended) == (None, "", 0)
         assert decision.sleep is not None
         assert decision.again is not None
         world.seconds += 1.5
-    assert (await world.turn(falling))[1] == "provision"
-    # Another sleep of it is announced anew.
+    assert (await world.turn(candidate))[1] == "provision"
+    # A later sleep is announced again.
     assert (await world.turn(control_plane(sleep=True, told="True")))[1] == "provision"
-    assert (await world.turn(falling))[1] is None
+    assert (await world.turn(candidate))[1] is None
     # A new control plane has no clients yet.
     assert (await world.turn(control_plane(sleep=False, published=False)))[1] == "provision"
 
 
-async def test_gateway_learns_tokens_before_api_server_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded: list[Any] = []
+async def test_tokens_are_recorded_before_api_server_stops(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    records: list[Any] = []
 
     async def record(*_: Any, tokens: Any) -> None:
         assert world.backend.ended == 0
-        recorded.append(tokens)
+        records.append(tokens)
 
     monkeypatch.setattr(sleeper, "record_bootstrap_tokens", record)
     tokens = (BootstrapToken("abcdef.0123456789abcdef"),)
     world.inside = Inside(next_wake=DUE, tokens=tokens)
     await world.turn(control_plane(sleep=False))
-    assert recorded == []
+    assert records == []
     assert (await world.fall_asleep())[1] == "provision"
-    assert recorded == [tokens]
-    # Later passes write nothing.
+    assert records == [tokens]
+    # Later passes do not write the tokens again.
     await world.turn(control_plane(sleep=True, told="True"))
-    assert recorded == [tokens]
+    assert records == [tokens]
 
 
-async def test_a_request_that_comes_meanwhile_ends_the_sleep(world: World) -> None:
-    falling = control_plane(sleep=True, told="False")
-    assert (await world.turn(falling))[0].waits == ""
-    falling.metadata.annotations[WAKE_REQUESTED_ANNOTATION] = datetime.now(UTC).isoformat()
-    decision, ended = await world.turn(falling)
-    assert (decision.sleep, decision.kept, ended, world.backend.ended) == (None, False, None, 0)
+async def test_wake_request_after_announcement_ends_the_sleep(world: World) -> None:
+    candidate = control_plane(sleep=True, told="False")
+    assert (await world.turn(candidate))[0].waits == ""
+    candidate.metadata.annotations[WAKE_REQUESTED_ANNOTATION] = datetime.now(UTC).isoformat()
+    decision, provision = await world.turn(candidate)
+    assert (decision.sleep, decision.kept, provision, world.backend.ended) == (None, False, None, 0)
 
 
-async def test_a_look_inside_that_fails_is_repeated_and_ends_no_sleep(world: World) -> None:
+async def test_failed_check_is_repeated_for_30_s_then_keeps_awake(world: World) -> None:
     world.inside = Inside("no answer", unknown=True)
     for seconds in (0.0, 29.0):
         world.seconds = seconds
@@ -164,19 +164,19 @@ async def test_a_look_inside_that_fails_is_repeated_and_ends_no_sleep(world: Wor
         assert (decision.sleep, decision.kept) == (None, False)
         assert decision.again is not None
         assert (decision.again - datetime.now(UTC)).total_seconds() <= 8.0
-        decision, ended = await world.turn(control_plane(sleep=True, told="False"))
+        decision, provision = await world.turn(control_plane(sleep=True, told="False"))
         assert decision.sleep is not None
-        assert (decision.kept, ended) == (False, None)
+        assert (decision.kept, provision) == (False, None)
         assert "no answer" in (decision.waits or "")
     world.backend.silent = True
     assert "etcd" in ((await world.turn(control_plane(sleep=True, told="False")))[0].waits or "")
     world.backend.silent = False
-    # Nobody knows what is due.
+    # Work may be due, so that the control plane is kept awake.
     world.seconds = 31.0
     for sleep in (True, False):
         decision, _ = await world.turn(control_plane(sleep=sleep, told="False"))
         assert (decision.sleep, decision.kept, decision.why) == (None, True, "no answer")
-    # Later looks that fail in a row count from the first of them.
+    # Later consecutive failures count from the first of them.
     world.inside = Inside(next_wake=DUE)
     assert (await world.turn(control_plane(sleep=False)))[0].begins
     world.inside = Inside("no answer", unknown=True)
@@ -188,12 +188,12 @@ async def test_a_look_inside_that_fails_is_repeated_and_ends_no_sleep(world: Wor
     [{"ready": True, "controlPlaneUID": "1"}, {"instance": {"controlPlaneUID": "1"}}],
     ids=["ready", "instance"],
 )
-async def test_its_api_server_runs_until_nothing_uses_it(world: World, status: dict[str, Any]) -> None:
+async def test_api_server_runs_while_a_registration_uses_it(world: World, status: dict[str, Any]) -> None:
     world.register(**status)
-    one = control_plane(sleep=True, told="False")
+    candidate = control_plane(sleep=True, told="False")
     assert (await world.fall_asleep())[1] is None
-    assert "r" in world.sleeper.waits_for(one)
-    # Once it has ended, it is not started for an instance that is said to be there.
+    assert "r" in world.sleeper.waits_for(candidate)
+    # A stopped API server is not started again for an instance in the status of a registration.
     assert (await world.turn(control_plane(sleep=True, told="True")))[1] == "provision"
 
 
@@ -202,40 +202,40 @@ async def test_its_api_server_runs_until_nothing_uses_it(world: World, status: d
     [("KeysChanged", True), ("KeysUnusable", True), ("Failed", True), ("EndpointUnreachable", False), (None, False)],
 )
 @pytest.mark.parametrize("begun", [False, True])
-async def test_sleep_does_not_begin_when_the_api_server_could_not_start_again(
+async def test_unusable_keys_keep_control_plane_awake(
     world: World, reason: str | None, kept: bool, begun: bool
 ) -> None:
-    one = control_plane(sleep=begun, told="False")
+    candidate = control_plane(sleep=begun, told="False")
     ready = {"type": "Ready", "status": "False", "reason": reason, "message": "", "lastTransitionTime": LONG_AGO}
     if reason is not None:
-        one.status.conditions.append(Condition.model_validate(ready))
-    decision, _ = await world.turn(one)
+        candidate.status.conditions.append(Condition.model_validate(ready))
+    decision, _ = await world.turn(candidate)
     assert (decision.kept, decision.sleep is None) == (kept, kept)
     assert world.backend.ended == 0
 
 
-async def test_what_keeps_it_awake_ends_a_sleep_that_has_begun(world: World) -> None:
+async def test_work_inside_or_flags_end_a_sleep_that_has_begun(world: World) -> None:
     world.inside = Inside("Job shop/one runs")
     for sleep in (False, True):
-        decision, ended = await world.turn(control_plane(sleep=sleep, told="False"))
-        assert (decision.sleep, decision.kept, ended) == (None, True, None)
+        decision, provision = await world.turn(control_plane(sleep=sleep, told="False"))
+        assert (decision.sleep, decision.kept, provision) == (None, True, None)
         assert decision.again is not None
     world.backend.needs = "flags decide"
     decision, _ = await world.turn(control_plane(sleep=False))
     assert (decision.why, decision.kept) == ("flags decide", True)
 
 
-async def test_an_end_that_has_begun_goes_on(world: World) -> None:
-    """Nothing answers a look inside then, and that keeps no control plane awake."""
+async def test_stop_in_progress_continues_without_a_check(world: World) -> None:
+    """The API server may not answer a check of the inside any more. That must not keep the control plane awake."""
     world.inside, world.backend.ending = Inside("the operator cannot look inside"), True
-    decision, ended = await world.turn(control_plane(sleep=True, told="False"))
+    decision, provision = await world.turn(control_plane(sleep=True, told="False"))
     assert decision.sleep is not None
-    assert ended == "provision"
-    # An API server that crashed before the sleep was announced is started again, and looked into.
+    assert provision == "provision"
+    # An API server that crashed before the announcement of the sleep is started again and checked.
     assert (await world.turn(control_plane(sleep=False)))[0].kept
 
 
-async def test_it_is_not_looked_into_one_that_sleeps_or_is_new(world: World) -> None:
+async def test_sleeping_or_new_control_plane_is_not_checked(world: World) -> None:
     world.inside, world.backend.needs = Inside("it is not asked"), "it is not asked"
     assert (await world.turn(control_plane(sleep=True, told="True")))[0].sleep is not None
     assert (await world.turn(control_plane(sleep=False, published=False)))[1] == "provision"
@@ -251,7 +251,7 @@ async def test_it_is_not_looked_into_one_that_sleeps_or_is_new(world: World) -> 
         (UseUnknown("it does not say"), False, True),
     ],
 )
-async def test_idle_control_plane_with_host_name_begins_to_sleep_unless_used(
+async def test_idle_control_plane_with_host_name_sleeps_unless_used(
     world: World, monkeypatch: pytest.MonkeyPatch, used: timedelta | Exception | None, begins: bool, kept: bool
 ) -> None:
     now = datetime.now(UTC)
@@ -264,12 +264,12 @@ async def test_idle_control_plane_with_host_name_begins_to_sleep_unless_used(
     monkeypatch.setattr(HostNameUse, "observe", observe)
     monkeypatch.setattr(sleeper, "is_counted", lambda *_, **__: True)
     monkeypatch.setattr(sleeper, "idle_after", lambda _: timedelta(minutes=2))
-    one = control_plane(sleep=False, told="False")
-    one.metadata.annotations.clear()
-    decision, _ = await world.turn(one)
+    candidate = control_plane(sleep=False, told="False")
+    candidate.metadata.annotations.clear()
+    decision, _ = await world.turn(candidate)
     assert (decision.begins, decision.kept) == (begins, kept)
     assert decision.sleep is None or decision.sleep.reason is HibernationReason.IDLE
     if isinstance(used, timedelta) and not begins:
         assert decision.again == now - used + timedelta(minutes=11)
-    # A person who asks for the sleep gets it.
+    # A sleep request of a user is granted despite the use.
     assert (await world.turn(control_plane(sleep=False, told="False")))[0].begins

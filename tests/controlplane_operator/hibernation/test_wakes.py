@@ -1,4 +1,4 @@
-"""What is looked at again when a control plane is used, falls asleep or wakes."""
+"""Objects that are enqueued when a control plane is used, falls asleep or wakes."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def lengths(queues: Queues) -> dict[str, int]:
     return {name: len(queue) for name, queue in queues.by_name().items() if len(queue)}
 
 
-async def test_only_the_first_use_of_it_has_it_looked_at() -> None:
-    """From then on it may be idle, and a pass knows when."""
+async def test_only_first_use_enqueues_control_plane() -> None:
+    """After the first use, a pass knows the time at which the control plane is idle."""
     other = {"example.org/owner": "shop"}
-    for first, looked_at in (({}, 1), ({LAST_USED_ANNOTATION: "2026-11-23T12:00:00Z"}, 0)):
+    for annotations_before, count in (({}, 1), ({LAST_USED_ANNOTATION: "2026-11-23T12:00:00Z"}, 0)):
         stores, queues = Stores(), Queues()
-        stores.control_planes.apply(control_plane(1, **other, **first))
+        stores.control_planes.apply(control_plane(1, **other, **annotations_before))
         stores.registrations.apply(registration(1, ready=True, controlPlaneUID="uid-acme"))
         connect(stores, queues=queues)
         stores.control_planes.apply(control_plane(2, **other, **{LAST_USED_ANNOTATION: "2026-11-23T12:01:00Z"}))
-        assert lengths(queues).get("controlplane", 0) == looked_at
+        assert lengths(queues).get("controlplane", 0) == count
 
 
-async def test_a_request_to_wake_has_it_looked_at() -> None:
+async def test_wake_request_enqueues_control_plane() -> None:
     stores, queues = Stores(), Queues()
     stores.control_planes.apply(control_plane(1))
     connect(stores, queues=queues)
@@ -48,15 +48,15 @@ async def test_a_request_to_wake_has_it_looked_at() -> None:
     assert lengths(queues)["controlplane"] == 1
 
 
-async def test_its_sleep_concerns_its_registrations_its_endpoint_and_its_add_ons() -> None:
+async def test_sleep_or_wake_enqueues_registration_endpoint_and_addons() -> None:
     for before, after in ((AWAKE, AWAKE | SLEEP), (AWAKE | SLEEP, AWAKE), ({}, AWAKE), ({}, AWAKE | SLEEP)):
         stores, queues = Stores(), Queues()
         stores.control_planes.apply(control_plane(1, status=before | INSTALLED))
         stores.registrations.apply(registration(1, ready=True, controlPlaneUID="uid-acme", mode="Dedicated"))
         connect(stores, queues=queues)
         stores.control_planes.apply(control_plane(2, status=after | INSTALLED))
-        woken = lengths(queues)
-        assert woken.keys() >= {
+        queue_lengths = lengths(queues)
+        assert queue_lengths.keys() >= {
             "controlplane",
             "controlplaneregistration",
             "controlplaneendpoint",
@@ -65,11 +65,11 @@ async def test_its_sleep_concerns_its_registrations_its_endpoint_and_its_add_ons
         }
 
 
-async def test_the_end_of_an_instance_concerns_a_control_plane_that_falls_asleep() -> None:
-    for status, concerned in ((SLEEP, 1), ({}, 0)):
+async def test_end_of_instance_enqueues_control_plane_falling_asleep() -> None:
+    for status, count in ((SLEEP, 1), ({}, 0)):
         stores, queues = Stores(), Queues()
         stores.control_planes.apply(control_plane(1, status=status))
         stores.registrations.apply(registration(1, instance={"controlPlaneUID": "uid-acme"}))
         connect(stores, queues=queues)
         stores.registrations.apply(registration(2))
-        assert lengths(queues).get("controlplane", 0) == concerned
+        assert lengths(queues).get("controlplane", 0) == count

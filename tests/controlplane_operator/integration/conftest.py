@@ -59,14 +59,14 @@ def reason_of(obj: dict[str, Any], condition: str = "Ready") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What a test works with: the management cluster as its administrator, and where the operator keeps its state."""
+    """Tools of a test: a client of the management cluster's administrator, and the operator's state directory."""
 
     client: Client
     handle: Handle
     state: Path
     eventually: Callable[..., Any]
     url: str = ""
-    """Of the operator's health and metrics."""
+    """Base URL of the operator's health and metrics endpoints."""
 
     async def create(self, kind: str, name: str, **spec: Any) -> dict[str, Any]:
         resource = KINDS[kind]
@@ -80,13 +80,13 @@ class Field:
         return reason_of(await self.get(kind, name), condition)
 
     async def becomes(self, kind: str, name: str, reason: str, *, timeout: float = 120.0) -> dict[str, Any]:
-        """Return the object as it was when its condition Ready had this reason: a moment later it may have another."""
+        """Return the object as read when condition Ready had this reason. The reason may change right after."""
         return await self.eventually(
             lambda: self.get(kind, name), lambda found: reason_of(found) == reason, timeout=timeout
         )
 
     async def refuses(self, config: ClusterConfig) -> bool:
-        """Tell whether a control plane lets this identity do nothing."""
+        """Return whether the control plane refuses this identity a list of Namespaces."""
         async with Client(config, field_manager="kplane") as client:
             try:
                 await client.list(NAMESPACES)
@@ -95,20 +95,20 @@ class Field:
         return False
 
     async def lets_in(self, *configs: ClusterConfig) -> None:
-        """Wait until control planes let in who has just been given rights: an API server hears of a binding later."""
+        """Wait until the control planes accept these identities. API servers observe new bindings with a delay."""
         for config in configs:
             async with Client(config, field_manager="kplane") as client:
                 await self.eventually(lambda client=client: client.list(NAMESPACES))
 
     async def settles(self, probe: Callable[[], Awaitable[_T]], *, seconds: float = 1.5) -> _T:
-        """Return what `probe` gives once that has been the same for so long."""
+        """Return the result of `probe` once the result has not changed for `seconds`."""
         now = asyncio.get_running_loop().time
         last, since = await probe(), now()
 
         async def is_still() -> bool:
             nonlocal last, since
-            if (found := await probe()) != last:
-                last, since = found, now()
+            if (value := await probe()) != last:
+                last, since = value, now()
             return now() - since >= seconds
 
         await self.eventually(is_still, timeout=120.0)
@@ -125,8 +125,8 @@ class Field:
 
     async def tenant(self, name: str, *, secret: str = "kubeconfigSecretRef") -> ClusterConfig:
         reference = (await self.get("ControlPlane", name))["status"][secret]
-        found = await self.client.get(SECRETS, reference["name"], namespace=reference["namespace"])
-        return ClusterConfig.from_kubeconfig(base64.b64decode(found["data"]["kubeconfig"]))
+        kubeconfig_secret = await self.client.get(SECRETS, reference["name"], namespace=reference["namespace"])
+        return ClusterConfig.from_kubeconfig(base64.b64decode(kubeconfig_secret["data"]["kubeconfig"]))
 
 
 @contextlib.asynccontextmanager
@@ -139,7 +139,10 @@ async def running_operator(
     dedicated_mcm: McmProgram | None = None,
     snapshots: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[str]:
-    """Run the operator within; gives the URL of its health and metrics, at this port. It may read namespace default."""
+    """Run the operator and yield the URL of its health and metrics endpoints at `port`.
+
+    The operator may read Secrets of namespace default.
+    """
     async with Client(ClusterConfig.load(handle.admin_kubeconfig), field_manager="kplane") as admin:
         await open_namespace(admin)
     stop = asyncio.Event()
@@ -152,7 +155,8 @@ async def running_operator(
         shared_etcd_credentials=handle.tenants_etcd_credentials if shared_etcd else None,
         mcm_program=Path(dedicated_mcm.program) if dedicated_mcm is not None else None,
         mcm_arg=tuple(dedicated_mcm.args) if dedicated_mcm is not None else (),
-        # It runs in the process of the tests, which is not to end when the machine is busy.
+        # The operator runs in the test process, and an operator that loses its lease ends.
+        # These durations keep the lease on a busy machine.
         leader_elect_lease_seconds=30,
         leader_elect_renew_deadline_seconds=25,
         **(snapshots or {}),
@@ -170,13 +174,13 @@ async def _field(handle: Handle, eventually: Callable[..., Any], namespaces_go_a
     state = Path(tempfile.mkdtemp(prefix="kplane-operator-"))
     config = ClusterConfig.load(handle.admin_kubeconfig)
     async with namespaces_go_at_once(config), Client(config, field_manager="kplane") as client:
-        made = Field(client, handle, state, eventually)
+        new_field = Field(client, handle, state, eventually)
         try:
             async with running_operator(handle, state, port=free_port()) as url:
                 try:
-                    yield replace(made, url=url)
+                    yield replace(new_field, url=url)
                 finally:
-                    await clean(made)
+                    await clean(new_field)
         finally:
             await end_processes(state, grace_seconds=2.0)
             shutil.rmtree(state, ignore_errors=True)
@@ -184,25 +188,25 @@ async def _field(handle: Handle, eventually: Callable[..., Any], namespaces_go_a
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def field(api_server: Handle, eventually: Callable[..., Any], namespaces_go_at_once: Any) -> AsyncIterator[Field]:
-    """A management cluster with our operator, for all tests of a module: each takes names of its own.
+    """Management cluster with a running operator, shared by all tests of a module. Each test uses its own object names.
 
-    A module that uses it has the mark `asyncio(loop_scope="module")`. Everything that its tests made is deleted in the
-    end.
+    A module that uses this fixture needs the mark `asyncio(loop_scope="module")`. The fixture deletes all objects of
+    the tests at the end.
     """
-    async with _field(api_server, eventually, namespaces_go_at_once) as made:
-        yield made
+    async with _field(api_server, eventually, namespaces_go_at_once) as new_field:
+        yield new_field
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def house(field: Field) -> dict[str, Any]:
-    """A virtual control plane with an API server of its own, for all tests of a module; none of them may delete it."""
+    """Virtual control plane with its own API server, which all tests of a module share and none may delete."""
     await field.create("ControlPlane", "house", deletionPolicy="Destroy")
     return await field.becomes("ControlPlane", "house", "Reconciled")
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have an API server that does not answer be given up after two seconds instead of five."""
+    """Shorten the timeouts of calls to silent API servers from five seconds to two."""
     monkeypatch.setattr(tenant_calls, "_CALL_SECONDS", 2.0)
     monkeypatch.setattr(control_plane_endpoint, "_PROBE_SECONDS", 2.0)
     monkeypatch.setattr(adopted_backend, "_REVOKE_SECONDS", 1.0)
@@ -212,24 +216,27 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def own_field(
     api_server: Handle, eventually: Callable[..., Any], namespaces_go_at_once: Any
 ) -> AsyncIterator[Field]:
-    """The same as `field` with an operator for this test alone, which finds what the test has patched before."""
-    async with _field(api_server, eventually, namespaces_go_at_once) as made:
-        yield made
+    """Like `field`, for a single test. The operator starts after patches of fixtures that the test requests earlier."""
+    async with _field(api_server, eventually, namespaces_go_at_once) as new_field:
+        yield new_field
 
 
 @pytest.fixture
 async def mortal_field(
     api_server: Handle, eventually: Callable[..., Any], hold_port: Callable[[], int], namespaces_go_at_once: Any
 ) -> AsyncIterator[tuple[Field, Callable[..., contextlib.AbstractAsyncContextManager[str]]]]:
-    """The same without an operator, and what runs one for a while; what it runs goes on without it."""
+    """Like `field`, with a context manager that runs an operator instead of a running operator.
+
+    The processes of control planes continue to run after their operator ends.
+    """
     state = Path(tempfile.mkdtemp(prefix="kplane-operator-"))
     config = ClusterConfig.load(api_server.admin_kubeconfig)
     async with namespaces_go_at_once(config), Client(config, field_manager="kplane") as client:
-        made = Field(client, api_server, state, eventually)
+        new_field = Field(client, api_server, state, eventually)
         try:
-            yield made, lambda **settings: running_operator(api_server, state, port=hold_port(), **settings)
+            yield new_field, lambda **settings: running_operator(api_server, state, port=hold_port(), **settings)
             async with running_operator(api_server, state, port=hold_port()):
-                await clean(made)
+                await clean(new_field)
         finally:
             await end_processes(state, grace_seconds=2.0)
             shutil.rmtree(state, ignore_errors=True)
@@ -243,36 +250,40 @@ async def field_without_etcd(
     hold_port: Callable[[], int],
     namespaces_go_at_once: Any,
 ) -> AsyncIterator[Field]:
-    """The same with an operator that was given no shared etcd."""
+    """Like `field`, with an operator that has no shared etcd."""
     config = ClusterConfig.load(api_server.admin_kubeconfig)
     async with namespaces_go_at_once(config), Client(config, field_manager="kplane") as client:
-        made = Field(client, api_server, tmp_path, eventually)
+        new_field = Field(client, api_server, tmp_path, eventually)
         async with running_operator(api_server, tmp_path, port=hold_port(), shared_etcd=False):
-            yield made
+            yield new_field
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(field: Field, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ClusterConfig]:
-    """The management cluster's API server below each /clusters/<path>/control-plane, for many that adopt it."""
+    """Address that serves the management cluster's API server below each /clusters/<path>/control-plane.
+
+    Several control planes can adopt that API server, each at its own path.
+    """
     directory = tmp_path_factory.mktemp("shared")
     async with shared_address(ClusterConfig.load(field.handle.admin_kubeconfig), directory=directory) as config:
         yield config
-        # While there is an address to revoke at.
+        # The operator revokes credentials at this address: delete the control planes before the address goes away.
         await clean(field)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def door(field: Field, shared: ClusterConfig) -> dict[str, Any]:
-    """The spec of endpoints that lead to the shared address."""
+    """Spec of a ControlPlaneEndpoint with the shared address."""
     return await door_to(field, "door", config=shared)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def adopt(field: Field, door: dict[str, Any]) -> AsyncIterator[Callable[..., Awaitable[dict[str, Any]]]]:
-    """`await adopt(name, at=None, annotations=None, **spec)`: a control plane for which no process starts.
+    """`await adopt(name, at=None, annotations=None, **spec)`: create a control plane for which no process starts.
 
-    Its API server is `at`, or else that of the management cluster below a path. All of the latter have the same
-    identities there: the end of one is the end of the others' credentials. So they are gone when the test ends.
+    Its API server is `at`, or the API server of the management cluster below a path. Control planes at the latter share
+    their identities: a deleted control plane takes the credentials of the others with it. So the fixture deletes all of
+    them at the end of the test.
     """
     names: list[str] = []
 
@@ -299,7 +310,7 @@ async def adopt(field: Field, door: dict[str, Any]) -> AsyncIterator[Callable[..
 
 
 async def keep_kubeconfig(field: Field, name: str, *, config: ClusterConfig, allowed: bool = True) -> dict[str, str]:
-    """Keep a kubeconfig in a Secret of a user's, and return the reference to it."""
+    """Store a kubeconfig in a user's Secret, and return the reference to the Secret."""
     kubeconfig = base64.b64encode(json.dumps(config.to_kubeconfig()).encode()).decode()
     labels = {ALLOW_ENDPOINT_LABEL: "true"} if allowed else {}
     metadata = {"name": name, "namespace": "default", "labels": labels}
@@ -308,12 +319,15 @@ async def keep_kubeconfig(field: Field, name: str, *, config: ClusterConfig, all
 
 
 async def door_to(field: Field, name: str, *, config: ClusterConfig) -> dict[str, Any]:
-    """Return the spec of an endpoint that leads to an API server."""
+    """Return the spec of a ControlPlaneEndpoint for an API server."""
     return {"endpoint": config.server, "credentialsSecretRef": await keep_kubeconfig(field, name, config=config)}
 
 
 async def owner_of(config: ClusterConfig) -> ClusterConfig:
-    """Make who owns an API server that is adopted, with a token that no control plane brings along or takes back."""
+    """Create a ServiceAccount with role cluster-admin for the owner of an adopted API server.
+
+    Return its credentials. No control plane issues or revokes their token.
+    """
     async with Client(config, field_manager="kplane") as client:
         await client.apply(SERVICE_ACCOUNTS, {"metadata": {"name": "owner", "namespace": "default"}}, force=True)
         body = {
@@ -328,18 +342,18 @@ async def owner_of(config: ClusterConfig) -> ClusterConfig:
 
 
 async def clean(field: Field) -> None:
-    """Delete everything of our kinds."""
-    # Adopted control planes first, while the API servers that they lead to still run.
+    """Delete all objects of kplane's kinds."""
+    # Delete adopted control planes first, while their API servers still run.
     control_planes = (await field.client.list(CONTROL_PLANES)).items
     for adopted in (True, False):
-        chosen = [obj["metadata"]["name"] for obj in control_planes if ("endpointRef" in obj["spec"]) is adopted]
-        for name in chosen:
+        names = [obj["metadata"]["name"] for obj in control_planes if ("endpointRef" in obj["spec"]) is adopted]
+        for name in names:
             with contextlib.suppress(NotFound):
                 await field.client.delete(CONTROL_PLANES, name)
-        for name in chosen:
+        for name in names:
             await field.gone(CONTROL_PLANES, name)
-    others = (CONTROL_PLANE_SNAPSHOTS, CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANE_CLASSES)
-    for resource in others:
+    resources = (CONTROL_PLANE_SNAPSHOTS, CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANE_CLASSES)
+    for resource in resources:
         for obj in (await field.client.list(resource)).items:
             with contextlib.suppress(NotFound):
                 await field.client.delete(resource, obj["metadata"]["name"])

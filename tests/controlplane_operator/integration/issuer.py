@@ -1,4 +1,4 @@
-"""Somebody who issues tokens by OpenID Connect, at an address of this machine."""
+"""OpenID Connect issuer at an address of this machine."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _KEY_ID = "one"
 
 @dataclass(frozen=True, slots=True)
 class Issuer:
-    """Signs tokens with a key that its discovery document leads to."""
+    """Signs tokens with the key in its JWKS document."""
 
     url: str
     destination: dict[str, Any]
-    """What a class has to allow."""
+    """Entry of `spec.allowedDestinations` of a class that lets API servers connect to the issuer."""
     ca: str
     key: ec.EllipticCurvePrivateKey
 
@@ -46,7 +46,7 @@ class Issuer:
 
 @contextlib.asynccontextmanager
 async def running_issuer(directory: Path) -> AsyncIterator[Issuer]:
-    """Serve within."""
+    """Run the issuer's HTTPS server."""
     authority, key = create_authority("issuer"), ec.generate_private_key(ec.SECP256R1())
     host = own_address()
     pair = issue_serving(authority, common_name="issuer", hosts=[host])

@@ -1,4 +1,4 @@
-"""The machine that the tests run on, as API servers may reach it."""
+"""Address of the test machine for connections of API servers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 
 
 def own_address() -> str:
-    """Return an address of this machine that is not loopback, which no class allows."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:
+    """Return a non-loopback address of this machine. No class can allow loopback addresses."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            found.connect(("198.51.100.1", 9))
+            probe.connect(("198.51.100.1", 9))
         except OSError:
             pytest.fail("this machine has no address other than loopback")
-        return str(found.getsockname()[0])
+        return str(probe.getsockname()[0])

@@ -1,4 +1,4 @@
-"""Control planes that start on demand: what tests ask of them."""
+"""Helpers for tests of control planes that start on demand."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ON_DEMAND = {"virtual": {"start": "OnDemand"}, "deletionPolicy": "Destroy"}
 
 
 def condition(obj: dict[str, Any], kind: str) -> dict[str, Any]:
-    return next((each for each in obj["status"]["conditions"] if each["type"] == kind), {})
+    return next((item for item in obj["status"]["conditions"] if item["type"] == kind), {})
 
 
 async def answers(field: Any, name: str) -> bool:
-    """Tell whether a program listens where the control plane is published."""
-    where = urlsplit((await field.get("ControlPlane", name))["status"]["endpoint"])
+    """Return whether a program listens at the published endpoint of the control plane."""
+    url = urlsplit((await field.get("ControlPlane", name))["status"]["endpoint"])
     with contextlib.suppress(OSError):
-        _, writer = await asyncio.open_connection(where.hostname, where.port)
+        _, writer = await asyncio.open_connection(url.hostname, url.port)
         writer.close()
         await writer.wait_closed()
         return True
@@ -34,7 +34,7 @@ async def annotate(field: Any, name: str, **annotations: str | None) -> None:
 
 
 async def announce(field: Any, name: str, instance: dict[str, Any] | None) -> None:
-    """Say of a registration, as mcm does, that an instance works for it, or none any more."""
+    """Write `status.instance` of a registration, as mcm does. None removes the field."""
     body = {"status": {"instance": instance}}
     await field.client.patch(CONTROL_PLANE_REGISTRATIONS, name, body, subresource="status")
 

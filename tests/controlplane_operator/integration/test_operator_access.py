@@ -1,4 +1,4 @@
-"""Who may do what in the management cluster, asked of the API server itself."""
+"""Permissions of the operator and of mcm in the management cluster, as reviewed by the API server."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ async def may(client: Client, verb: str, resource: str, *, group: str = "", **at
     return bool(answer["status"]["allowed"])
 
 
-async def test_mcm_reads_registrations_and_the_one_secret_each_resolves_to(field: Any, house: Any) -> None:
+async def test_mcm_reads_only_registrations_and_their_resolved_secret(field: Any, house: Any) -> None:
     await field.create(
         "ControlPlaneRegistration", "served", controlPlaneRef={"name": "house"}, services=["controllers"]
     )
-    found = await field.becomes("ControlPlaneRegistration", "served", "Resolved")
-    secret = found["status"]["resolvedControllersSecretRef"]
+    registration = await field.becomes("ControlPlaneRegistration", "served", "Resolved")
+    secret = registration["status"]["resolvedControllersSecretRef"]
     async with Client(ClusterConfig.load(field.handle.mcm_kubeconfig), field_manager="kplane") as mcm:
         for verb in ("get", "watch"):
-            # An API server decides by what it has watched of bindings, which is behind a write for some milliseconds.
+            # The API server's authorizer watches bindings, and lags behind a write by some milliseconds.
             await field.eventually(lambda verb=verb: may(mcm, verb, "secrets", **secret))
         assert (await mcm.get(SECRETS, secret["name"], namespace=secret["namespace"]))["data"]["sa.key"]
         for verb in ("list", "watch"):
@@ -58,7 +58,7 @@ async def test_mcm_reads_registrations_and_the_one_secret_each_resolves_to(field
         await field.eventually(still_allowed, lambda allowed: not allowed)
 
 
-async def test_a_users_namespace_is_read_only_with_its_owners_rolebinding(field: Any, house: dict[str, Any]) -> None:
+async def test_secret_in_user_namespace_needs_a_rolebinding(field: Any, house: dict[str, Any]) -> None:
     await field.client.create(NAMESPACES, {"metadata": {"name": "acme"}})
     reference = {"name": "kubeconfig", "namespace": "acme"}
     published = house["status"]["kubeconfigSecretRef"]
@@ -75,34 +75,34 @@ async def test_a_users_namespace_is_read_only_with_its_owners_rolebinding(field:
         " --serviceaccount=kplane-system:controlplane-operator"
     )
     for kind in ("ControlPlaneEndpoint", "ControlPlaneRegistration"):
-        found = await field.becomes(kind, "acme", "SecretsNotReadable")
-        (told,) = [each["message"] for each in found["status"]["conditions"] if each["type"] == "Ready"]
-        said, _, what = told.partition("; ")
-        assert said == "the operator may not read Secret acme/kubeconfig"
-        assert what == f"to let it read the Secrets of that namespace, {command}"
+        obj = await field.becomes(kind, "acme", "SecretsNotReadable")
+        (message,) = [condition["message"] for condition in obj["status"]["conditions"] if condition["type"] == "Ready"]
+        cause, _, remedy = message.partition("; ")
+        assert cause == "the operator may not read Secret acme/kubeconfig"
+        assert remedy == f"to let it read the Secrets of that namespace, {command}"
     await open_namespace(field.client, "acme")
     for kind in ("ControlPlaneEndpoint", "ControlPlaneRegistration"):
         await field.eventually(lambda kind=kind: is_ready(field, kind, "acme"), timeout=60.0)
-    # mcm gets its right to that Secret from the operator's own one.
+    # The operator can grant mcm access to that Secret, because it has the same access.
     async with Client(ClusterConfig.load(field.handle.mcm_kubeconfig), field_manager="kplane") as mcm:
         await field.eventually(lambda: may(mcm, "get", "secrets", **reference))
 
 
 async def is_ready(field: Any, kind: str, name: str) -> bool:
     conditions = (await field.get(kind, name)).get("status", {}).get("conditions", ())
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
-async def test_the_operator_binds_itself_in_management_namespaces_only(field: Any, house: Any) -> None:
+async def test_operator_binds_itself_only_in_management_namespaces(field: Any, house: Any) -> None:
     role = SECRETS_READER.removesuffix("-reader")
     namespace = "kplane-cp-house"
 
     async def binding() -> dict[str, Any] | None:
         try:
-            found = await field.client.get(ROLE_BINDINGS, role, namespace=namespace)
+            role_binding = await field.client.get(ROLE_BINDINGS, role, namespace=namespace)
         except NotFound:
             return None
-        return {part: found.get(part) for part in ("roleRef", "subjects")}
+        return {part: role_binding.get(part) for part in ("roleRef", "subjects")}
 
     written = await binding()
     assert written == {
@@ -114,7 +114,7 @@ async def test_the_operator_binds_itself_in_management_namespaces_only(field: An
         for elsewhere in ("kube-system", "kube-public"):
             for verb in ("get", "list", "watch", "create", "patch", "delete"):
                 assert not await may(operator, verb, "secrets", namespace=elsewhere), (verb, elsewhere)
-        # Its watch goes on, and writes meanwhile are refused: the binding is back in seconds.
+        # The operator restores the binding in seconds: its watch continues, and its writes are refused meanwhile.
         await field.client.delete(ROLE_BINDINGS, role, namespace=namespace)
         await field.eventually(binding, lambda found: found == written)
         await field.client.patch(ROLE_BINDINGS, role, {"subjects": []}, namespace=namespace)
@@ -122,7 +122,7 @@ async def test_the_operator_binds_itself_in_management_namespaces_only(field: An
         await field.eventually(lambda: may(operator, "list", "secrets", namespace=namespace))
 
 
-async def test_a_foreign_secret_is_used_only_with_its_owners_consent(field: Any, house: dict[str, Any]) -> None:
+async def test_registration_uses_user_secret_only_with_allow_label(field: Any, house: dict[str, Any]) -> None:
     reference = house["status"]["kubeconfigSecretRef"]
     published = await field.client.get(SECRETS, reference["name"], namespace=reference["namespace"])
     body = {"metadata": {"name": "private", "namespace": "default"}, "data": published["data"]}
@@ -150,7 +150,7 @@ async def test_a_foreign_secret_is_used_only_with_its_owners_consent(field: Any,
         await field.eventually(allowed, lambda found: not found)
 
 
-async def test_of_what_is_kept_for_a_control_plane_only_what_is_published_is_resolved(field: Any, house: Any) -> None:
+async def test_registration_resolves_only_published_or_allowed_secrets(field: Any, house: Any) -> None:
     body = {"metadata": {"name": "theirs", "namespace": "kplane-cp-house"}}
     await field.client.apply(SECRETS, body, force=True)
     reasons = {
@@ -161,40 +161,40 @@ async def test_of_what_is_kept_for_a_control_plane_only_what_is_published_is_res
         "controlplane-house-controllers": "Resolved",
     }
     for secret in reasons:
-        # They ask for no service, because only one of them could have it.
+        # The registrations request no service, because a service has a single registration.
         spec = {"kubeconfigSecretRef": {"name": secret, "namespace": "kplane-cp-house"}}
         await field.create("ControlPlaneRegistration", secret, controlPlaneRef={"name": "house"}, **spec)
     async with Client(ClusterConfig.load(field.handle.mcm_kubeconfig), field_manager="kplane") as mcm:
         for secret, reason in reasons.items():
-            found = await field.becomes("ControlPlaneRegistration", secret, reason)
-            assert ("resolvedKubeconfigSecretRef" in found["status"]) is (reason == "Resolved")
+            registration = await field.becomes("ControlPlaneRegistration", secret, reason)
+            assert ("resolvedKubeconfigSecretRef" in registration["status"]) is (reason == "Resolved")
             readable = reason == "Resolved" and secret.endswith("controllers")
             for verb in ("get", "watch"):
                 attributes = {"name": secret, "namespace": "kplane-cp-house"}
-                # In place of the administrator's kubeconfig instances get that of controllers.
+                # mcm's instances use the kubeconfig of the controllers instead of the administrator's.
                 await field.eventually(
                     lambda verb=verb, attributes=attributes: may(mcm, verb, "secrets", **attributes),
                     lambda found, readable=readable: found is readable,
                 )
-    told = (await field.get("ControlPlaneRegistration", "theirs"))["status"]["conditions"]
-    assert "name controlplane-house-kubeconfig or controlplane-house-controllers" in str(told)
+    conditions = (await field.get("ControlPlaneRegistration", "theirs"))["status"]["conditions"]
+    assert "name controlplane-house-kubeconfig or controlplane-house-controllers" in str(conditions)
     label = {"metadata": {"labels": {f"{_GROUP}/allow-registration": "true"}}}
     await field.client.patch(SECRETS, "theirs", label, namespace="kplane-cp-house")
     await field.becomes("ControlPlaneRegistration", "theirs", "Resolved", timeout=30.0)
 
 
-async def test_a_grant_that_somebody_deletes_or_changes_is_back_in_seconds(field: Any, house: Any) -> None:
+async def test_deleted_or_changed_grant_of_mcm_is_restored(field: Any, house: Any) -> None:
     spec = {"controlPlaneRef": {"name": "house"}, "services": ["controllers"]}
     uid = (await field.create("ControlPlaneRegistration", "robbed", **spec))["metadata"]["uid"]
     await field.becomes("ControlPlaneRegistration", "robbed", "Resolved")
     selection = {"namespace": "kplane-cp-house", "label_selector": f"{_GROUP}/registration-uid={uid}"}
 
     async def grant() -> list[dict[str, Any]]:
-        found = [(await field.client.list(resource, **selection)).items for resource in (ROLES, ROLE_BINDINGS)]
+        object_lists = [(await field.client.list(resource, **selection)).items for resource in (ROLES, ROLE_BINDINGS)]
         return [
             {part: obj[part] for part in ("rules", "roleRef", "subjects") if part in obj}
             | {"labels": obj["metadata"]["labels"]}
-            for objects in found
+            for objects in object_lists
             for obj in objects
         ]
 
@@ -229,7 +229,7 @@ async def test_a_grant_that_somebody_deletes_or_changes_is_back_in_seconds(field
         await field.eventually(grant, lambda found: found == granted)
 
 
-async def test_the_operator_may_do_no_more_than_it_does(field: Any) -> None:
+async def test_operator_identity_lacks_permissions_that_it_does_not_use(field: Any) -> None:
     async with Client(ClusterConfig.load(field.handle.operator_kubeconfig), field_manager="kplane") as operator:
         assert await may(operator, "patch", "controlplanes", group=_GROUP, subresource="status")
         for verb, resource, group in (

@@ -1,4 +1,4 @@
-"""Grants that are changed from two sides at once."""
+"""Concurrent changes of grants."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ def registration(uid: str) -> ControlPlaneRegistration:
 
 
 class Meanwhile(Client):
-    """A client on whose first list of roles something happens before the answer is there."""
+    """Client that runs `happens` after its first list of Roles, before it returns the result."""
 
     happens: Callable[[], Awaitable[Any]] | None = None
 
     @override
     async def list(self, resource: Resource, **selection: Any) -> ObjectList:
-        found = await super().list(resource, **selection)
+        result = await super().list(resource, **selection)
         if resource == ROLES and self.happens is not None:
             happens, self.happens = self.happens, None
             await happens()
-        return found
+        return result
 
 
-async def test_two_may_take_back_the_same_grant_at_once(api_server: Handle) -> None:
+async def test_concurrent_revocations_of_a_grant_succeed(api_server: Handle) -> None:
     async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         access = access_of(client)
         for secret in (_SECRET, SecretReference(name="other", namespace="default")):
@@ -66,7 +66,7 @@ async def test_two_may_take_back_the_same_grant_at_once(api_server: Handle) -> N
         assert access.holders() == set()
 
 
-async def test_loading_forgets_no_grant_and_revives_none(api_server: Handle) -> None:
+async def test_load_keeps_grants_and_revocations_made_during_its_list(api_server: Handle) -> None:
     async with Meanwhile(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         access = access_of(client)
         await access.grant(registration("taken"), secret=_SECRET, to=access.shared)
@@ -81,16 +81,17 @@ async def test_loading_forgets_no_grant_and_revives_none(api_server: Handle) -> 
         await access.revoke("given")
 
 
-async def test_rights_of_a_dedicated_mcm_that_somebody_deletes_or_changes_are_back_in_seconds(
+async def test_deleted_or_changed_rights_of_dedicated_mcm_are_restored(
     api_server: Handle, eventually: Callable[..., Any]
 ) -> None:
     async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         stores, queues, identities = Stores(), Queues(), McmIdentities(client)
         spec = {"controlPlaneRef": {"name": "raced"}, "services": ["controllers"]}
-        # A real one: what its rights refer to as their owner must exist, or they are collected as garbage.
-        made = await client.create(CONTROL_PLANE_REGISTRATIONS, {"metadata": {"name": "raced"}, "spec": spec})
-        stores.registrations.apply(made)
-        owner = ControlPlaneRegistration.model_validate(made)
+        # The registration must exist in the API server: it owns the rights, and the garbage collector deletes objects
+        # without their owner.
+        created = await client.create(CONTROL_PLANE_REGISTRATIONS, {"metadata": {"name": "raced"}, "spec": spec})
+        stores.registrations.apply(created)
+        owner = ControlPlaneRegistration.model_validate(created)
         account = Account("default", "dedicated-mcm")
         watcher = GrantWatcher(client, stores=stores, queues=queues, access=access_of(client), identities=identities)
         task = asyncio.create_task(watcher.run())
@@ -98,18 +99,18 @@ async def test_rights_of_a_dedicated_mcm_that_somebody_deletes_or_changes_are_ba
         selector = f"{GROUP}/dedicated-uid={owner.metadata.uid}"
         for resource in (CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, ROLES, ROLE_BINDINGS):
             (before,) = (await client.list(resource, label_selector=selector)).items
-            where = before["metadata"].get("namespace")
+            namespace = before["metadata"].get("namespace")
             part: dict[str, Any] = {"rules": []} if "rules" in before else {"subjects": []}
-            for way in ("delete", "change"):
-                if way == "delete":
-                    await client.delete(resource, before["metadata"]["name"], namespace=where)
+            for action in ("delete", "change"):
+                if action == "delete":
+                    await client.delete(resource, before["metadata"]["name"], namespace=namespace)
                 else:
-                    await client.patch(resource, before["metadata"]["name"], part, namespace=where)
+                    await client.patch(resource, before["metadata"]["name"], part, namespace=namespace)
                 assert await eventually(queues.mcms.take) == ("", owner.name)
                 await identities.ensure(owner, account=account)
                 (after,) = (await client.list(resource, label_selector=selector)).items
-                assert [after.get(each) for each in ("rules", "roleRef", "subjects")] == [
-                    before.get(each) for each in ("rules", "roleRef", "subjects")
+                assert [after.get(key) for key in ("rules", "roleRef", "subjects")] == [
+                    before.get(key) for key in ("rules", "roleRef", "subjects")
                 ]
                 queues.mcms.done(("", owner.name))
         await client.delete(SERVICE_ACCOUNTS, account.name, namespace=account.namespace)
@@ -117,7 +118,7 @@ async def test_rights_of_a_dedicated_mcm_that_somebody_deletes_or_changes_are_ba
         await identities.ensure(owner, account=account)
         await client.get(SERVICE_ACCOUNTS, account.name, namespace=account.namespace)
         queues.mcms.done(("", owner.name))
-        # What the operator writes itself has nobody looked at again.
+        # The operator's own writes enqueue no registration.
         assert len(queues.mcms) == 0
         task.cancel()
         await client.delete(CONTROL_PLANE_REGISTRATIONS, "raced")

@@ -1,4 +1,4 @@
-"""Add-ons of classes: what an author of one sees in the management cluster, and what arrives in control planes."""
+"""Add-ons of classes: conditions in the management cluster, and objects in control planes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def bundles(field: Any) -> Any:
             await field.client.delete(CONFIG_MAPS, item["metadata"]["name"], namespace="kplane-system")
 
 
-async def test_addons_come_change_and_go_and_their_trouble_is_theirs_alone(
+async def test_addons_follow_class_and_failures_keep_control_plane_ready(
     bundles: Any, adopt: Adopt, tenant: Any
 ) -> None:
     field = bundles
@@ -60,11 +60,11 @@ async def test_addons_come_change_and_go_and_their_trouble_is_theirs_alone(
     async def known() -> str:
         return str(await field.reason("ControlPlaneClass", "equipped"))
 
-    # The bundle is missing: the control plane is ready all the same, and the other add-ons are installed.
+    # Without the bundle of add-on hello, the control plane is ready and has the other add-ons.
     await field.becomes("ControlPlane", "eq", "Reconciled")
     await field.eventually(known, lambda reason: reason == "AddonUnknown")
-    told = await field.eventually(addons, lambda found: found.get("reason") == "AddonUnknown")
-    assert "kplane-system/hello" in told["message"]
+    unknown = await field.eventually(addons, lambda found: found.get("reason") == "AddonUnknown")
+    assert "kplane-system/hello" in unknown["message"]
     config = await field.tenant("eq")
     async with Client(config, field_manager="kplane") as client:
         info = (await client.get(CONFIG_MAPS, "control-plane-info", namespace="kplane-system"))["data"]
@@ -87,8 +87,8 @@ async def test_addons_come_change_and_go_and_their_trouble_is_theirs_alone(
         assert await field.eventually(value, lambda found: found == "2")
 
         await bundle(field, "hello", "kind: [")
-        found = await field.eventually(addons, lambda found: found["status"] == "False")
-        assert found["reason"] == "BundleInvalid"
+        invalid = await field.eventually(addons, lambda found: found["status"] == "False")
+        assert invalid["reason"] == "BundleInvalid"
         await field.eventually(known, lambda reason: reason == "BundleInvalid")
         assert await value() == "2"
         assert await field.reason("ControlPlane", "eq") == "Reconciled"
@@ -102,11 +102,11 @@ async def test_addons_come_change_and_go_and_their_trouble_is_theirs_alone(
         await field.eventually(addons, lambda found: found == {})
         assert await value() is None
         assert (await client.list(SECRETS, namespace="kube-system")).items == []
-        kept = {item["metadata"]["name"] for item in (await client.list(CONFIG_MAPS, namespace="kplane-system")).items}
-        assert kept <= {"kube-root-ca.crt"}
+        names = {item["metadata"]["name"] for item in (await client.list(CONFIG_MAPS, namespace="kplane-system")).items}
+        assert names <= {"kube-root-ca.crt"}
 
 
-async def test_external_control_planes_get_addons_and_keep_them_without_tokens_when_they_are_let_go(
+async def test_deleted_adopted_control_plane_keeps_addons_but_no_tokens(
     bundles: Any, adopt: Adopt, tenant: Any
 ) -> None:
     field = bundles
@@ -122,7 +122,7 @@ async def test_external_control_planes_get_addons_and_keep_them_without_tokens_w
     async with Client(config, field_manager="kplane") as client:
         assert (await client.get(CONFIG_MAPS, "greeting", namespace="default"))["data"] == {"value": "1"}
         assert len((await client.list(SECRETS, namespace="kube-system")).items) == 1
-        # A class that is gone says nothing of what is to be removed.
+        # The deletion of the class removes no add-on.
         await field.client.delete(CONTROL_PLANE_CLASSES, "equipped-ext")
         lost = lambda found: found.get("reason") == "ClassNotFound"  # noqa: E731
         await field.eventually(lambda: condition(field, "ControlPlane", "ext", "ClassFound"), lost)

@@ -1,4 +1,4 @@
-"""An adopted cluster is one control plane's, whatever address leads to it, and an endpoint stays with its cluster."""
+"""An adopted cluster belongs to a single control plane at any address, and an endpoint stays with its cluster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SECRETS = ("kubeconfigSecretRef", "controllersSecretRef")
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def lines() -> AsyncIterator[Callable[[ClusterConfig], Awaitable[ClusterConfig]]]:
-    """Lays lines: other addresses of an API server."""
+    """Function that gives an API server another address, by a TCP proxy."""
     with contextlib.ExitStack() as stack:
 
         async def lay(config: ClusterConfig) -> ClusterConfig:
@@ -41,7 +41,7 @@ async def lines() -> AsyncIterator[Callable[[ClusterConfig], Awaitable[ClusterCo
 
 async def message(field: Any, name: str) -> str:
     conditions = (await field.get("ControlPlane", name))["status"]["conditions"]
-    return str(next(each["message"] for each in conditions if each["type"] == "Ready"))
+    return str(next(item["message"] for item in conditions if item["type"] == "Ready"))
 
 
 async def works(field: Any, name: str) -> None:
@@ -61,9 +61,7 @@ async def remove(field: Any, name: str) -> None:
     await field.gone(CONTROL_PLANES, name)
 
 
-async def test_cluster_that_kplane_runs_is_refused_by_the_name_of_its_control_plane(
-    field: Any, house: dict[str, Any], adopt: Adopt
-) -> None:
+async def test_adoption_of_a_managed_cluster_is_refused(field: Any, house: dict[str, Any], adopt: Adopt) -> None:
     await works(field, "house")
     owner = await owner_of(await field.tenant("house"))
     await adopt("copycat", at=owner)
@@ -79,9 +77,7 @@ async def test_cluster_that_kplane_runs_is_refused_by_the_name_of_its_control_pl
     assert (await field.get("ControlPlane", "house"))["status"]["phase"] == "Ready"
 
 
-async def test_management_cluster_under_two_addresses_is_one_control_plane(
-    field: Any, adopt: Adopt, lines: Any
-) -> None:
+async def test_second_address_of_an_adopted_cluster_is_refused(field: Any, adopt: Adopt, lines: Any) -> None:
     management = ClusterConfig.load(field.handle.admin_kubeconfig)
     await adopt("first", at=management)
     first = await field.becomes("ControlPlane", "first", "Reconciled")
@@ -92,16 +88,16 @@ async def test_management_cluster_under_two_addresses_is_one_control_plane(
         await field.becomes("ControlPlane", "second", "EndpointInUse")
         assert f"control plane first has adopted this cluster (uid {uid}) already;" in await message(field, "second")
         await refused_with_nothing_published(field, "second")
-        # Of the deletion of the second one the first one notices nothing.
+        # The deletion of the second control plane does not change the first.
         await remove(field, "second")
         for resource, namespace in ((SERVICE_ACCOUNTS, "kplane-system"), (CLUSTER_ROLE_BINDINGS, None)):
             for name in _ACCOUNTS:
-                found = await client.get(resource, name, namespace=namespace)
-                assert found["metadata"]["labels"][CONTROL_PLANE_UID_LABEL] == first["metadata"]["uid"]
+                obj = await client.get(resource, name, namespace=namespace)
+                assert obj["metadata"]["labels"][CONTROL_PLANE_UID_LABEL] == first["metadata"]["uid"]
     await works(field, "first")
 
 
-async def test_cluster_is_free_for_another_control_plane_when_its_own_is_gone(
+async def test_cluster_can_be_adopted_after_its_control_plane_is_deleted(
     field: Any, adopt: Adopt, tenant: Any, lines: Any
 ) -> None:
     owner = await owner_of(tenant.administrator)
@@ -117,7 +113,7 @@ async def test_cluster_is_free_for_another_control_plane_when_its_own_is_gone(
     await works(field, "next")
 
 
-async def test_two_that_adopt_one_cluster_at_once_give_it_to_one(
+async def test_concurrent_adoptions_of_a_cluster_have_a_single_winner(
     field: Any, adopt: Adopt, tenant: Any, lines: Any
 ) -> None:
     owner = await owner_of(tenant.administrator)
@@ -128,8 +124,8 @@ async def test_two_that_adopt_one_cluster_at_once_give_it_to_one(
     async def reasons() -> list[str]:
         return sorted([await field.reason("ControlPlane", name) for name in names])
 
-    wanted = [*["EndpointInUse"] * 3, "Reconciled"]
-    await field.eventually(reasons, lambda found: found == wanted, timeout=60.0)
+    desired = [*["EndpointInUse"] * 3, "Reconciled"]
+    await field.eventually(reasons, lambda found: found == desired, timeout=60.0)
     (holder,) = [name for name in names if await field.reason("ControlPlane", name) == "Reconciled"]
     for name in names:
         if name != holder:
@@ -137,9 +133,7 @@ async def test_two_that_adopt_one_cluster_at_once_give_it_to_one(
     await works(field, holder)
 
 
-async def test_endpoint_that_leads_to_another_cluster_is_refused_and_nothing_is_written_there(
-    field: Any, adopt: Adopt, tenant: Any
-) -> None:
+async def test_endpoint_changed_to_another_cluster_writes_nothing_there(field: Any, adopt: Adopt, tenant: Any) -> None:
     owner, management = await owner_of(tenant.administrator), ClusterConfig.load(field.handle.admin_kubeconfig)
     await adopt("steady", at=owner)
     before = (await field.becomes("ControlPlane", "steady", "Reconciled"))["status"]
@@ -151,8 +145,8 @@ async def test_endpoint_that_leads_to_another_cluster_is_refused_and_nothing_is_
         away = await door_to(field, "steady", config=management)
         await field.client.patch(CONTROL_PLANE_ENDPOINTS, "steady", {"spec": away})
         await field.becomes("ControlPlane", "steady", "ClusterChanged")
-        told = await message(field, "steady")
-        assert f"the adopted cluster has {before['clusterUID']}; nothing was written there;" in told
+        condition_message = await message(field, "steady")
+        assert f"the adopted cluster has {before['clusterUID']}; nothing was written there;" in condition_message
         for name in _ACCOUNTS:
             assert not await client.exists(CLUSTER_ROLE_BINDINGS, name)
             assert not await client.exists(SERVICE_ACCOUNTS, name, namespace="kplane-system")
@@ -161,12 +155,12 @@ async def test_endpoint_that_leads_to_another_cluster_is_refused_and_nothing_is_
     assert await field.tenant("steady") == published
     await works(field, "steady")
 
-    # Its end reaches the cluster that it has adopted, by the published credentials.
+    # The deletion revokes the identities in the adopted cluster, with the published credentials.
     await remove(field, "steady")
     await field.eventually(lambda: field.refuses(published))
 
 
-async def test_endpoint_that_is_led_back_goes_on(field: Any, adopt: Adopt, tenant: Any) -> None:
+async def test_endpoint_restored_to_its_cluster_reconciles(field: Any, adopt: Adopt, tenant: Any) -> None:
     owner, management = await owner_of(tenant.administrator), ClusterConfig.load(field.handle.admin_kubeconfig)
     await adopt("returning", at=owner)
     await field.becomes("ControlPlane", "returning", "Reconciled")
@@ -178,8 +172,8 @@ async def test_endpoint_that_is_led_back_goes_on(field: Any, adopt: Adopt, tenan
     await works(field, "returning")
 
 
-async def test_identities_of_another_control_plane_survive_the_deletion(field: Any, adopt: Adopt, tenant: Any) -> None:
-    """As where a second kplane, of another management cluster, has adopted the same cluster."""
+async def test_deletion_keeps_identities_of_another_control_plane(field: Any, adopt: Adopt, tenant: Any) -> None:
+    """A kplane of another management cluster may have adopted the same cluster."""
     owner = await owner_of(tenant.administrator)
     await adopt("guest", at=owner)
     await field.becomes("ControlPlane", "guest", "Reconciled")

@@ -1,4 +1,4 @@
-"""Bad input ends in a condition with a reason, blocks nobody else, and never blocks deletion."""
+"""Bad input leads to a condition with a reason, and blocks neither other control planes nor deletion."""
 
 from __future__ import annotations
 
@@ -19,31 +19,34 @@ from .conftest import keep_kubeconfig
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 
-async def test_each_mistake_has_its_reason_and_harms_nobody(
+async def test_bad_input_has_its_reason_and_affects_no_other_control_plane(
     field: Any, house: dict[str, Any], shared: ClusterConfig, impatient: None
 ) -> None:
     config = ClusterConfig.load(field.handle.admin_kubeconfig)
-    wrong = await keep_kubeconfig(field, "wrong", config=config)
+    wrong_secret = await keep_kubeconfig(field, "wrong", config=config)
     await field.client.create(NAMESPACES, {"metadata": {"name": "kplane-cp-foreign"}})
     await field.create("ControlPlaneClass", "strict", modesAllowed=["Dedicated"])
     first = await field.settles(lambda: field.get("ControlPlane", "house"))
-    good = {"endpoint": shared.server, "credentialsSecretRef": await keep_kubeconfig(field, "good", config=shared)}
+    good_endpoint = {
+        "endpoint": shared.server,
+        "credentialsSecretRef": await keep_kubeconfig(field, "good", config=shared),
+    }
     with silent_server() as silent:
         endpoints = {
-            "refusing": {"endpoint": "https://127.0.0.1:9", "credentialsSecretRef": wrong},
-            "silent": {"endpoint": silent.url, "credentialsSecretRef": wrong},
-            "wrong-ca": {"endpoint": first["status"]["endpoint"], "credentialsSecretRef": wrong},
+            "refusing": {"endpoint": "https://127.0.0.1:9", "credentialsSecretRef": wrong_secret},
+            "silent": {"endpoint": silent.url, "credentialsSecretRef": wrong_secret},
+            "wrong-ca": {"endpoint": first["status"]["endpoint"], "credentialsSecretRef": wrong_secret},
             "no-secret": {
                 "endpoint": "https://127.0.0.1:9",
                 "credentialsSecretRef": {"name": "absent", "namespace": "default"},
             },
             "other-path": {
                 "endpoint": "https://127.0.0.1:9/clusters/house/control-plane",
-                "credentialsSecretRef": wrong,
+                "credentialsSecretRef": wrong_secret,
             },
             "no-url": {},
-            "good": good,
-            "no-address": {"endpoint": "https://[1::2::3]:6443", "credentialsSecretRef": wrong},
+            "good": good_endpoint,
+            "no-address": {"endpoint": "https://[1::2::3]:6443", "credentialsSecretRef": wrong_secret},
             "no-ca": {
                 "endpoint": "https://127.0.0.1:9",
                 "credentialsSecretRef": await keep_kubeconfig(field, "no-ca", config=replace(config, ca_data=None)),
@@ -82,24 +85,24 @@ async def test_each_mistake_has_its_reason_and_harms_nobody(
         for name, (spec, _) in specs.items():
             await field.create("ControlPlane", name, **spec)
         for name, (_, reason) in specs.items():
-            found = await field.becomes("ControlPlane", name, reason)
-            ready = next(item for item in found["status"]["conditions"] if item["type"] == "Ready")
+            obj = await field.becomes("ControlPlane", name, reason)
+            ready = next(item for item in obj["status"]["conditions"] if item["type"] == "Ready")
             assert ready["message"]
-        now = (await field.get("ControlPlane", "house"))["status"]
-        # The operator may have measured it meanwhile.
-        assert now | {"storage": None} == first["status"] | {"storage": None}
+        current = (await field.get("ControlPlane", "house"))["status"]
+        # The operator may have measured the storage in the meantime.
+        assert current | {"storage": None} == first["status"] | {"storage": None}
         for name in specs:
             await field.client.delete(CONTROL_PLANES, name)
         for name in specs:
             await field.gone(CONTROL_PLANES, name)
-    # What was there before is there still.
+    # The foreign namespace and the data of control plane house remain.
     assert (await field.client.get(NAMESPACES, "kplane-cp-foreign"))["status"]["phase"] == "Active"
     assert int(await field.handle.tenants_etcd.count("/clusters/house/")) > 100
     await field.client.delete(NAMESPACES, "kplane-cp-foreign")
 
 
 @pytest.mark.slow
-async def test_the_next_one_gets_a_path_when_its_holder_is_gone(field: Any) -> None:
+async def test_waiting_control_plane_gets_path_after_holder_is_deleted(field: Any) -> None:
     await field.create("ControlPlane", "holder", virtual={"clusterPath": "turns"}, deletionPolicy="Destroy")
     await field.becomes("ControlPlane", "holder", "Reconciled")
     await field.create("ControlPlane", "waiting", virtual={"clusterPath": "turns"}, deletionPolicy="Destroy")
@@ -108,20 +111,18 @@ async def test_the_next_one_gets_a_path_when_its_holder_is_gone(field: Any) -> N
     await field.becomes("ControlPlane", "waiting", "Reconciled")
 
 
-async def test_an_api_server_that_says_something_else_each_time_is_asked_at_an_easy_pace(
-    field: Any, tls_server: Any
-) -> None:
-    asked: list[float] = []
+async def test_api_server_with_changing_errors_is_probed_with_backoff(field: Any, tls_server: Any) -> None:
+    request_times: list[float] = []
 
     async def refuse(_: web.BaseRequest) -> web.Response:
-        """Refuse everything, in other words each time."""
-        asked.append(asyncio.get_running_loop().time())
-        return web.Response(status=503, text=f"request {len(asked)} failed")
+        """Refuse each request with a different message."""
+        request_times.append(asyncio.get_running_loop().time())
+        return web.Response(status=503, text=f"request {len(request_times)} failed")
 
     async with tls_server(refuse) as served:
         config = replace(served, token="any")
         reference = await keep_kubeconfig(field, "babbling", config=config)
         await field.create("ControlPlaneEndpoint", "babbling", endpoint=config.server, credentialsSecretRef=reference)
         await field.create("ControlPlane", "babbling", endpointRef={"name": "babbling"})
-        await field.eventually(lambda: len(asked), lambda count: count >= 8, timeout=120.0)
-        assert asked[7] - asked[1] > 1.5
+        await field.eventually(lambda: len(request_times), lambda count: count >= 8, timeout=120.0)
+        assert request_times[7] - request_times[1] > 1.5

@@ -1,4 +1,4 @@
-"""Another valid key in the Secret of a control plane is not used, and the condition says how to get back."""
+"""The operator refuses replaced keys in a control plane's Secret, and a condition names the remedy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PASSWORD = {"metadata": {"name": "password", "namespace": "default"}, "stringDa
 
 @pytest.fixture(scope="module", autouse=True)
 def impatience() -> Iterator[None]:
-    """Nothing here passes requests on, and Secrets of control planes that sleep are read every two seconds."""
+    """Do not wait for a gateway, which is absent here. Read Secrets of sleeping control planes every two seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sleepers, "_HEARD_SECONDS", 0.1)
         patch.setattr(secret_watches, "_COMPARE_SECONDS", 2.0)
@@ -37,35 +37,35 @@ def impatience() -> Iterator[None]:
 
 
 async def keys(field: Any, name: str) -> dict[str, str]:
-    found: dict[str, str] = (await field.client.get(SECRETS, _KEYS, namespace=f"kplane-cp-{name}"))["data"]
-    return found
+    data: dict[str, str] = (await field.client.get(SECRETS, _KEYS, namespace=f"kplane-cp-{name}"))["data"]
+    return data
 
 
 async def replace(field: Any, name: str, entries: Mapping[str, str | None]) -> None:
-    """Have a user change entries of the Secret, in base64; None removes one."""
+    """Change entries of the Secret as a user does. Values are in base64; None removes the entry."""
     await field.client.patch(SECRETS, _KEYS, {"data": dict(entries)}, namespace=f"kplane-cp-{name}")
 
 
 async def record(field: Any, name: str) -> Any:
-    found = await field.client.get(NAMESPACES, f"kplane-cp-{name}")
-    return json.loads(found["metadata"]["annotations"][KEY_FINGERPRINTS_ANNOTATION])
+    namespace = await field.client.get(NAMESPACES, f"kplane-cp-{name}")
+    return json.loads(namespace["metadata"]["annotations"][KEY_FINGERPRINTS_ANNOTATION])
 
 
 async def is_refused(field: Any, name: str, entry: str) -> dict[str, Any]:
-    """Return the control plane when its condition names the entry and the way back."""
-    found: dict[str, Any] = await field.becomes("ControlPlane", name, "KeysChanged")
-    ready = condition(found, "Ready")
-    assert (ready["status"], found["status"]["phase"]) == ("False", "Failed")
+    """Wait until the condition names the entry and the remedy, and return the control plane."""
+    control_plane: dict[str, Any] = await field.becomes("ControlPlane", name, "KeysChanged")
+    ready = condition(control_plane, "Ready")
+    assert (ready["status"], control_plane["status"]["phase"]) == ("False", "Failed")
     assert f"Secret kplane-cp-{name}/{_KEYS} has another {entry} than before; restore the Secret" in ready["message"]
     assert KEY_FINGERPRINTS_ANNOTATION in ready["message"]
-    return found
+    return control_plane
 
 
 def encoded(key: bytes) -> str:
     return base64.b64encode(key).decode()
 
 
-async def test_another_encryption_key_is_not_used_and_objects_stay_readable(field: Any) -> None:
+async def test_replaced_encryption_key_is_refused_and_secrets_stay_readable(field: Any) -> None:
     await field.create("ControlPlaneClass", "encrypted", apiServer={"encryptedResources": ["secrets"]})
     await field.create("ControlPlane", "enc", classRef={"name": "encrypted"}, deletionPolicy="Destroy")
     status = (await field.becomes("ControlPlane", "enc", "Reconciled"))["status"]
@@ -82,7 +82,7 @@ async def test_another_encryption_key_is_not_used_and_objects_stay_readable(fiel
     assert await record(field, "enc") == [status["keyFingerprints"]]
 
 
-async def test_another_key_of_tokens_is_not_used_until_a_user_accepts_it(field: Any) -> None:
+async def test_replaced_signing_key_is_unused_until_a_user_accepts_it(field: Any) -> None:
     await field.create("ControlPlane", "tokens", deletionPolicy="Destroy")
     await field.becomes("ControlPlane", "tokens", "Reconciled")
     user = await field.tenant("tokens")
@@ -93,19 +93,19 @@ async def test_another_key_of_tokens_is_not_used_until_a_user_accepts_it(field: 
 
     body = {"metadata": {"annotations": {KEY_FINGERPRINTS_ANNOTATION: None}}}
     await field.client.patch(NAMESPACES, "kplane-cp-tokens", body)
-    found = await field.becomes("ControlPlane", "tokens", "Reconciled")
-    assert await record(field, "tokens") == [found["status"]["keyFingerprints"]]
+    control_plane = await field.becomes("ControlPlane", "tokens", "Reconciled")
+    assert await record(field, "tokens") == [control_plane["status"]["keyFingerprints"]]
     await field.lets_in(await field.tenant("tokens"))
 
 
-async def test_lost_entry_of_a_sleeper_is_named_and_its_wake_goes_on_when_it_is_back(field: Any) -> None:
+async def test_hibernated_control_plane_wakes_after_lost_key_is_restored(field: Any) -> None:
     await field.create("ControlPlane", "dozer", **ON_DEMAND)
     await field.becomes("ControlPlane", "dozer", "Hibernated")
     before = await keys(field, "dozer")
     await replace(field, "dozer", {"sa.key": None})
-    found = await field.becomes("ControlPlane", "dozer", "KeysUnusable")
-    assert "it has no entry sa.key; restore it" in condition(found, "Ready")["message"]
-    assert found["status"]["phase"] == "Failed", "by which the gateway knows"
+    control_plane = await field.becomes("ControlPlane", "dozer", "KeysUnusable")
+    assert "it has no entry sa.key; restore it" in condition(control_plane, "Ready")["message"]
+    assert control_plane["status"]["phase"] == "Failed", "by which the gateway knows"
     await annotate(field, "dozer", **{WAKE_REQUESTED_ANNOTATION: now()})
     await replace(field, "dozer", {"sa.key": encoded(create_signing_key())})
     await is_refused(field, "dozer", "sa.key")
@@ -115,7 +115,7 @@ async def test_lost_entry_of_a_sleeper_is_named_and_its_wake_goes_on_when_it_is_
 
 
 @pytest.mark.slow
-async def test_retained_data_are_not_adopted_with_other_keys(field: Any) -> None:
+async def test_retained_data_are_not_adopted_with_replaced_keys(field: Any) -> None:
     await field.create("ControlPlane", "heir", deletionPolicy="Retain")
     await field.becomes("ControlPlane", "heir", "Reconciled")
     before, recorded = await keys(field, "heir"), await record(field, "heir")
@@ -132,7 +132,7 @@ async def test_retained_data_are_not_adopted_with_other_keys(field: Any) -> None
     await field.becomes("ControlPlane", "heir", "Reconciled")
 
 
-async def test_control_plane_with_other_keys_can_be_deleted(field: Any) -> None:
+async def test_control_plane_with_replaced_keys_can_be_deleted(field: Any) -> None:
     await field.create("ControlPlane", "doomed", deletionPolicy="Destroy")
     await field.becomes("ControlPlane", "doomed", "Reconciled")
     await replace(field, "doomed", {"sa.key": encoded(create_signing_key())})

@@ -1,4 +1,4 @@
-"""A mistake in the settings of a class does not end the API servers of its control planes."""
+"""Invalid settings of a class do not stop the API servers of its control planes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 NAME = "mistaken"
 NO_PATH = {"rules": [{"level": "Metadata", "nonResourceURLs": ["healthz"]}]}
-"""The schema accepts it, and kube-apiserver does not: validateNonResourceURLs of k8s.io/apiserver."""
+"""The schema accepts this policy, kube-apiserver refuses it: validateNonResourceURLs of k8s.io/apiserver."""
 
 
-async def test_api_server_serves_on_until_a_mistake_in_its_class_is_corrected(field: Any) -> None:
+async def test_api_server_keeps_former_settings_while_its_class_is_invalid(field: Any) -> None:
     await field.create("ControlPlaneClass", NAME, apiServer={"extraArgs": ["--max-requests-inflight=77"]})
     await field.create("ControlPlane", NAME, classRef={"name": NAME}, deletionPolicy="Destroy")
     await field.becomes("ControlPlane", NAME, "Reconciled")
 
     async def up_to_date() -> dict[str, Any]:
         conditions = (await field.get("ControlPlane", NAME))["status"]["conditions"]
-        return next((each for each in conditions if each["type"] == "UpToDate"), {})
+        return next((item for item in conditions if item["type"] == "UpToDate"), {})
 
     async def set_up(**api_server: Any) -> None:
         settings = {"extraArgs": None, "auditPolicy": None, **api_server}
@@ -45,13 +45,14 @@ async def test_api_server_serves_on_until_a_mistake_in_its_class_is_corrected(fi
             ({"auditPolicy": NO_PATH}, "healthz"),
         ):
             await set_up(**mistake)
-            told = await field.eventually(
+            condition = await field.eventually(
                 up_to_date, lambda found, words=words: words in found.get("message", ""), timeout=120.0
             )
-            assert told["reason"] == "ChangeFailed"
+            assert condition["reason"] == "ChangeFailed"
             assert await field.reason("ControlPlane", NAME) == "Reconciled"
             assert "--max-requests-inflight=77" in arguments()
-            # kube-apiserver is asked about its flags before the present one ends. A file it has to read at its start.
+            # The operator validates flags with the new kube-apiserver before it stops the running process. A policy
+            # file is only validated at the start of kube-apiserver.
             same = find_processes(field.state / apiserver_name(NAME)) == first
             assert same is ("extraArgs" in mistake)
             await tenant.create(CONFIG_MAPS, {"metadata": {"generateName": "kept-", "namespace": "default"}})
@@ -59,8 +60,8 @@ async def test_api_server_serves_on_until_a_mistake_in_its_class_is_corrected(fi
         async def warned() -> bool:
             events = (await field.client.list(EVENTS, namespace="default")).items
             return any(
-                (each["involvedObject"]["name"], each["type"], each["reason"]) == (NAME, "Warning", "ChangeFailed")
-                for each in events
+                (event["involvedObject"]["name"], event["type"], event["reason"]) == (NAME, "Warning", "ChangeFailed")
+                for event in events
             )
 
         assert await field.eventually(warned)

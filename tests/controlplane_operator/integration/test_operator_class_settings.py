@@ -1,4 +1,4 @@
-"""What a class says of API servers is done by real ones: flags, logins, audit log, encryption, network of Services."""
+"""Settings of a class on real API servers: flags, OIDC, audit log, encryption at rest, service CIDR."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def issuer(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Issu
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def tenant(field: Any, issuer: Issuer) -> AsyncIterator[Client]:
-    """A control plane whose class says everything, as its administrator."""
+    """Administrator client of a control plane whose class sets all fields of `apiServer`."""
     api_server = {
         "extraArgs": ["--max-requests-inflight=77"],
         "serviceCIDR": "172.20.0.0/20",
@@ -68,12 +68,12 @@ async def tenant(field: Any, issuer: Issuer) -> AsyncIterator[Client]:
         yield client
 
 
-async def test_services_get_their_addresses_from_the_network_of_the_class(field: Any, tenant: Client) -> None:
+async def test_service_addresses_are_from_service_cidr_of_class(field: Any, tenant: Client) -> None:
     assert (await field.get("ControlPlane", NAME))["status"]["serviceCIDR"] == "172.20.0.0/20"
 
     async def address() -> str:
-        found: str = (await tenant.get(SERVICES, "kubernetes", namespace="default"))["spec"]["clusterIP"]
-        return found
+        cluster_ip: str = (await tenant.get(SERVICES, "kubernetes", namespace="default"))["spec"]["clusterIP"]
+        return cluster_ip
 
     assert await field.eventually(address) == "172.20.0.1"
     place = urlsplit(tenant.config.server)
@@ -81,13 +81,13 @@ async def test_services_get_their_addresses_from_the_network_of_the_class(field:
     assert "172.20.0.1" in hosts_of(certificate.encode())
 
 
-async def test_garbage_is_collected_as_often_as_the_class_says(field: Any, tenant: Client) -> None:
+async def test_gogc_follows_memory_setting_of_class(field: Any, tenant: Client) -> None:
     assert await _environment(field, "GOGC") == ["25"]
 
 
 @pytest.mark.slow
-async def test_a_control_plane_keeps_its_network_when_its_class_says_another(field: Any, tenant: Client) -> None:
-    # Later than the edit of the class, so that it shows when that was acted on.
+async def test_control_plane_keeps_service_cidr_when_its_class_changes(field: Any, tenant: Client) -> None:
+    # A changed flag shows when the operator has applied the edit of the class.
     settings = {"serviceCIDR": "172.21.0.0/20", "extraArgs": ["--max-requests-inflight=78"], "memory": "Large"}
     change = {"spec": {"apiServer": settings}}
     await field.client.patch(CONTROL_PLANE_CLASSES, NAME, change)
@@ -97,7 +97,9 @@ async def test_a_control_plane_keeps_its_network_when_its_class_says_another(fie
     await field.lets_in(tenant.config)  # for the tests that follow
 
 
-async def test_users_of_the_issuer_get_in_under_its_prefix(field: Any, tenant: Client, issuer: Issuer) -> None:
+async def test_oidc_users_authenticate_with_prefix_and_required_claims(
+    field: Any, tenant: Client, issuer: Issuer
+) -> None:
     async def who(**claims: Any) -> dict[str, Any] | None:
         config = ClusterConfig(
             server=tenant.config.server,
@@ -109,18 +111,18 @@ async def test_users_of_the_issuer_get_in_under_its_prefix(field: Any, tenant: C
                 review = await client.create(SELF_REVIEWS, {})
             except Unauthorized:
                 return None
-        found: dict[str, Any] = review["status"]["userInfo"]
-        return found
+        info: dict[str, Any] = review["status"]["userInfo"]
+        return info
 
-    # The API server reads the issuer's keys in the background.
-    known = await field.eventually(lambda: who(groups=["system:masters"]))
-    assert known["username"] == "oidc:ada"
-    assert set(known["groups"]) == {"oidc:system:masters", "system:authenticated"}
+    # The API server loads the issuer's keys in the background.
+    user = await field.eventually(lambda: who(groups=["system:masters"]))
+    assert user["username"] == "oidc:ada"
+    assert set(user["groups"]) == {"oidc:system:masters", "system:authenticated"}
     assert await who(team="red") is None
     assert await who(aud="another") is None
 
 
-async def test_secrets_are_encrypted_in_etcd_and_nothing_else_is(field: Any, tenant: Client) -> None:
+async def test_secrets_are_encrypted_in_etcd_and_config_maps_are_not(field: Any, tenant: Client) -> None:
     encrypted = await keep(field, tenant, name="hidden")
     assert encrypted.startswith(b"k8s:enc:secretbox:v1:kplane:")
     assert b"sesame" not in encrypted
@@ -129,7 +131,7 @@ async def test_secrets_are_encrypted_in_etcd_and_nothing_else_is(field: Any, ten
 
 
 async def keep(field: Any, tenant: Client, *, name: str) -> bytes:
-    """Have the control plane keep a Secret, and return what is in etcd."""
+    """Create a Secret in the control plane, and return its value in etcd."""
     body = {"metadata": {"name": name, "namespace": "default"}, "stringData": {"word": "sesame"}}
     await tenant.create(SECRETS, body)
     return await stored(field, f"/clusters/{NAME}/secrets/default/{name}")
@@ -137,13 +139,13 @@ async def keep(field: Any, tenant: Client, *, name: str) -> bytes:
 
 async def stored(field: Any, key: str) -> bytes:
     async with field.handle.tenants_etcd.client() as etcd:
-        found = await etcd.get(key.encode())
-    assert found is not None
-    value: bytes = found.value
+        pair = await etcd.get(key.encode())
+    assert pair is not None
+    value: bytes = pair.value
     return value
 
 
-async def test_what_the_policy_names_is_in_the_audit_log(field: Any, tenant: Client) -> None:
+async def test_audit_log_has_events_that_the_policy_selects(field: Any, tenant: Client) -> None:
     await tenant.create(CONFIG_MAPS, {"metadata": {"name": "audited", "namespace": "default"}})
 
     async def audited() -> list[dict[str, Any]]:
@@ -155,8 +157,8 @@ async def test_what_the_policy_names_is_in_the_audit_log(field: Any, tenant: Cli
     assert (event["verb"], event["objectRef"]["resource"], event["level"]) == ("create", "configmaps", "Metadata")
 
 
-@pytest.mark.slow  # kube-apiserver looks at the file once a minute
-async def test_what_is_encrypted_stays_readable_when_the_class_encrypts_no_more(field: Any, tenant: Client) -> None:
+@pytest.mark.slow  # kube-apiserver reloads the encryption configuration once a minute
+async def test_secrets_stay_readable_after_class_ends_encryption(field: Any, tenant: Client) -> None:
     await keep(field, tenant, name="earlier")
     await field.client.patch(CONTROL_PLANE_CLASSES, NAME, {"spec": {"apiServer": {"encryptedResources": []}}})
     numbers = itertools.count()
@@ -170,8 +172,8 @@ async def test_what_is_encrypted_stays_readable_when_the_class_encrypts_no_more(
 
 async def _environment(field: Any, name: str) -> list[str]:
     pids = find_processes(field.state / apiserver_name(NAME))
-    variables = [each for pid in pids for each in Path(f"/proc/{pid}/environ").read_text().split("\0")]
-    return [each.removeprefix(f"{name}=") for each in variables if each.startswith(f"{name}=")]
+    variables = [variable for pid in pids for variable in Path(f"/proc/{pid}/environ").read_text().split("\0")]
+    return [variable.removeprefix(f"{name}=") for variable in variables if variable.startswith(f"{name}=")]
 
 
 async def _arguments(field: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a class decides, who uses it, and what stays of it when it is gone, on a real management cluster."""
+"""Settings and usage counts of classes, and settings of deleted classes, on a real management cluster."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ async def condition(field: Any, kind: str, name: str, type: str) -> dict[str, An
 
 
 async def warnings(field: Any, kind: str, name: str) -> set[str]:
-    found = (await field.client.list(EVENTS, namespace="default")).items
+    events = (await field.client.list(EVENTS, namespace="default")).items
     return {
         event["reason"]
-        for event in found
+        for event in events
         if event["type"] == "Warning"
         and (event["involvedObject"]["kind"], event["involvedObject"]["name"]) == (kind, name)
     }
@@ -41,8 +41,8 @@ async def delete(field: Any, name: str) -> None:
     await field.gone(CONTROL_PLANES, name)
 
 
-async def test_the_use_of_a_class_is_counted_in_few_writes(field: Any) -> None:
-    # Each of them is refused before anything is made for it.
+async def test_class_status_counts_control_planes_in_few_writes(field: Any) -> None:
+    # The operator refuses these control planes before it creates objects for them.
     await field.create("ControlPlaneClass", "crowded", modesAllowed=["Dedicated"])
 
     async def count() -> int | None:
@@ -64,7 +64,7 @@ async def test_the_use_of_a_class_is_counted_in_few_writes(field: Any) -> None:
     try:
         await field.eventually(lambda: len(written), lambda seen: seen == 1)
         loop = asyncio.get_running_loop()
-        begun = loop.time()
+        start = loop.time()
         names = [f"crowd-{number}" for number in range(_MANY)]
         await asyncio.gather(*(field.create("ControlPlane", name, classRef={"name": "crowded"}) for name in names))
         await field.eventually(count, lambda used: used == _MANY, timeout=120.0)
@@ -73,11 +73,11 @@ async def test_the_use_of_a_class_is_counted_in_few_writes(field: Any) -> None:
     finally:
         following.cancel()
         await asyncio.wait([following])
-    # One a second at most, and the first.
-    assert len(written) <= (loop.time() - begun) + 2
+    # At most a write a second, plus the first write.
+    assert len(written) <= (loop.time() - start) + 2
 
 
-async def test_a_class_tells_what_cannot_be_acted_on(field: Any, adopt: Adopt) -> None:
+async def test_class_reports_unknown_addons_and_roles(field: Any, adopt: Adopt) -> None:
     await field.create("ControlPlaneClass", "wishful", addons=["starter", "no-such-bundle"])
     await field.becomes("ControlPlaneClass", "wishful", "AddonUnknown")
     await field.client.patch(CONTROL_PLANE_CLASSES, "wishful", {"spec": {"addons": ["starter"]}})
@@ -88,8 +88,8 @@ async def test_a_class_tells_what_cannot_be_acted_on(field: Any, adopt: Adopt) -
     await field.becomes("ControlPlane", "roleless", "RoleNotFound")
 
     async def told() -> str:
-        found = await condition(field, "ControlPlaneClass", "roleless", "Supported")
-        return found["message"] if found is not None else ""
+        supported = await condition(field, "ControlPlaneClass", "roleless", "Supported")
+        return supported["message"] if supported is not None else ""
 
     message = await field.eventually(told, lambda text: text != "")
     assert "no-such-role" in message
@@ -121,7 +121,7 @@ async def test_a_class_tells_what_cannot_be_acted_on(field: Any, adopt: Adopt) -
             await inside.delete(CLUSTER_ROLES, "no-such-role")
 
 
-async def test_what_a_class_decided_stays_in_force_when_it_is_gone(field: Any) -> None:
+async def test_settings_of_a_deleted_class_stay_in_force(field: Any) -> None:
     auth = {"model": "x509", "defaultRole": "system:discovery", "lifetime": "2h"}
     await field.create("ControlPlaneClass", "passing", deletionPolicy="Destroy", auth=auth)
     await field.create("ControlPlane", "classless", classRef={"name": "passing"})
@@ -131,8 +131,8 @@ async def test_what_a_class_decided_stays_in_force_when_it_is_gone(field: Any) -
     async def lost() -> dict[str, Any] | None:
         return await condition(field, "ControlPlane", "classless", "ClassFound")
 
-    found = await field.eventually(lost, lambda told: told is not None)
-    assert (found["status"], found["reason"]) == ("False", "ClassNotFound")
+    class_found = await field.eventually(lost, lambda told: told is not None)
+    assert (class_found["status"], class_found["reason"]) == ("False", "ClassNotFound")
     for kind, name, reason in (
         ("ControlPlane", "classless", "ClassNotFound"),
         ("ControlPlaneClass", "passing", "DeletedInUse"),
@@ -156,15 +156,15 @@ async def test_what_a_class_decided_stays_in_force_when_it_is_gone(field: Any) -
 
     renewed = await field.eventually(issued, lambda config: config.client_key != former.client_key)
     assert renewed.client_certificate is not None
-    again = await field.becomes("ControlPlane", "classless", "Reconciled")
-    assert again["status"]["credentialsExpireAt"] >= before["status"]["credentialsExpireAt"]
+    recovered = await field.becomes("ControlPlane", "classless", "Reconciled")
+    assert recovered["status"]["credentialsExpireAt"] >= before["status"]["credentialsExpireAt"]
 
     await delete(field, "classless")
     assert int(await field.handle.tenants_etcd.count("/clusters/classless/")) == 0
 
 
 @pytest.mark.slow
-async def test_retain_does_not_become_destroy_by_what_happens_to_the_class(field: Any) -> None:
+async def test_policy_retain_survives_deletion_and_change_of_the_class(field: Any) -> None:
     await field.create("ControlPlaneClass", "keeping", deletionPolicy="Retain")
     await field.create("ControlPlane", "keeper", classRef={"name": "keeping"})
     await field.becomes("ControlPlane", "keeper", "Reconciled")
@@ -172,14 +172,14 @@ async def test_retain_does_not_become_destroy_by_what_happens_to_the_class(field
     await field.eventually(lambda: condition(field, "ControlPlane", "keeper", "ClassFound"))
     await field.client.delete(CONTROL_PLANES, "keeper")
     with contextlib.suppress(NotFound):
-        # While it is taken down, and after.
+        # The control plane may be terminating, or gone already.
         await field.create("ControlPlaneClass", "keeping", deletionPolicy="Destroy")
     await field.gone(CONTROL_PLANES, "keeper")
     assert int(await field.handle.tenants_etcd.count("/clusters/keeper/")) > 100
 
 
 @pytest.mark.slow
-async def test_an_edit_of_the_class_is_in_force_once_the_status_says_so(field: Any) -> None:
+async def test_changed_class_policy_applies_once_published_in_status(field: Any) -> None:
     await field.create("ControlPlaneClass", "turning", deletionPolicy="Retain")
     await field.create("ControlPlane", "turned", classRef={"name": "turning"})
     await field.becomes("ControlPlane", "turned", "Reconciled")

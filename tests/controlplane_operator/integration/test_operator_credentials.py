@@ -1,4 +1,4 @@
-"""Credentials that are published: how long they live, what they allow, how they come back, and how they end."""
+"""Published credentials: lifetime, permissions, repair and revocation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _AGGREGATION = "--controllers=clusterrole-aggregation-controller"
 
 
 def ends(config: ClusterConfig) -> datetime:
-    """Read when a token or a certificate ends out of itself."""
+    """Return the expiry of the token or certificate in a kubeconfig."""
     if config.client_certificate is not None:
         return expiry(config.client_certificate)
     assert config.token is not None
@@ -57,10 +57,10 @@ async def delete(field: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["token", pytest.param("x509", marks=pytest.mark.slow)])
-async def test_the_class_says_how_long_credentials_live(field: Any, adopt: Adopt, model: str) -> None:
+async def test_lifetime_of_credentials_follows_the_class(field: Any, adopt: Adopt, model: str) -> None:
     name = f"aged-{model}"
     await field.create("ControlPlaneClass", name, deletionPolicy="Destroy", auth={"model": model, "lifetime": "2h"})
-    # Of an API server that somebody else runs nobody here has a CA.
+    # Client certificates need the CA of the API server, which kplane lacks for an adopted API server.
     create = adopt if model == "token" else functools.partial(field.create, "ControlPlane")
     await create(name, classRef={"name": name})
     await field.becomes("ControlPlane", name, "Reconciled")
@@ -68,20 +68,20 @@ async def test_the_class_says_how_long_credentials_live(field: Any, adopt: Adopt
     async def lifetime() -> float:
         config = await field.tenant(name)
         status = (await field.get("ControlPlane", name))["status"]
-        # An API server looks at the clock once for the token, and once for what it answers.
+        # The API server reads the clock twice: for the token, and for the expiry in its response.
         assert abs(datetime.fromisoformat(status["credentialsExpireAt"]) - ends(config)) <= timedelta(seconds=2)
-        shown = (await metrics(field))[
+        metric = (await metrics(field))[
             f'kplane_credentials_expiry_seconds{{control_plane="{name}",secret="kubeconfig"}}'
         ]
         seconds = (ends(config) - datetime.now(UTC)).total_seconds()
-        assert shown == pytest.approx(seconds, abs=5)
+        assert metric == pytest.approx(seconds, abs=5)
         async with Client(config, field_manager="kplane") as tenant:
             await tenant.list(NAMESPACES)
         return seconds
 
-    # What was issued first has aged while the rest of the control plane was made.
+    # The first credentials age while the operator creates the rest of the control plane.
     assert await field.eventually(lifetime) == pytest.approx(7200, abs=300)
-    # Longer or shorter, another one is issued, and the status and the metric follow.
+    # After a change to a shorter or longer lifetime the operator issues new credentials. Status and metric follow.
     for text, seconds in (("10m", 600), ("8760h", 8760 * 3600)):
         await field.client.patch(CONTROL_PLANE_CLASSES, name, {"spec": {"auth": {"lifetime": text}}})
         await field.eventually(lifetime, lambda found, seconds=seconds: abs(found - seconds) < 60)
@@ -94,7 +94,7 @@ async def test_the_class_says_how_long_credentials_live(field: Any, adopt: Adopt
 
 
 @pytest.mark.parametrize("mode", ["Virtual", pytest.param("Dedicated", marks=pytest.mark.slow)])
-async def test_webhook_of_a_tenant_refuses_no_renewal(field: Any, mode: str) -> None:
+async def test_credentials_are_renewed_despite_a_failing_tenant_webhook(field: Any, mode: str) -> None:
     name = f"hooked-{mode.lower()}"
     await field.create("ControlPlaneClass", name, deletionPolicy="Destroy", auth={"lifetime": "2h"})
     await field.create("ControlPlane", name, mode=mode, classRef={"name": name})
@@ -124,15 +124,17 @@ async def test_webhook_of_a_tenant_refuses_no_renewal(field: Any, mode: str) -> 
         assert ends(after) - datetime.now(UTC) > timedelta(hours=95)
         async with Client(after, field_manager="kplane") as renewed:
             await renewed.list(NAMESPACES)
-        found = await field.becomes("ControlPlane", name, "WebhookRefused")
-        (told,) = [each["message"] for each in found["status"]["conditions"] if each["type"] == "Ready"]
-        assert 'failed calling webhook "gate.example.org"' in told
+        control_plane = await field.becomes("ControlPlane", name, "WebhookRefused")
+        (message,) = [
+            condition["message"] for condition in control_plane["status"]["conditions"] if condition["type"] == "Ready"
+        ]
+        assert 'failed calling webhook "gate.example.org"' in message
         await tenant.delete(_WEBHOOKS, "gate")
         await field.becomes("ControlPlane", name, "Reconciled")
     await delete(field, name)
 
 
-async def test_metrics_tell_of_beginnings_and_ends(field: Any) -> None:
+async def test_metrics_count_bootstraps_and_deleted_keys(field: Any) -> None:
     before = await field.eventually(lambda: metrics(field))
     await field.create("ControlPlane", "measured", deletionPolicy="Destroy")
     await field.becomes("ControlPlane", "measured", "Reconciled")
@@ -147,7 +149,7 @@ async def test_metrics_tell_of_beginnings_and_ends(field: Any) -> None:
 
 
 async def other_token(config: ClusterConfig) -> str:
-    """Return a good token of the control plane that is not ours."""
+    """Return a valid token of the control plane for another identity than the operator's."""
     async with Client(config, field_manager="kplane") as tenant:
         await tenant.apply(SERVICE_ACCOUNTS, {"metadata": {"name": "other", "namespace": "default"}}, force=True)
         path = "/api/v1/namespaces/default/serviceaccounts/other/token"
@@ -156,9 +158,9 @@ async def other_token(config: ClusterConfig) -> str:
     return str(answer["status"]["token"])
 
 
-async def test_whatever_somebody_does_to_a_published_secret_is_undone(field: Any, adopt: Adopt) -> None:
+async def test_changes_of_published_secrets_are_reverted(field: Any, adopt: Adopt) -> None:
     await adopt("mended")
-    found = await field.becomes("ControlPlane", "mended", "Reconciled")
+    control_plane = await field.becomes("ControlPlane", "mended", "Reconciled")
     namespace = "kplane-cp-mended"
 
     async def read(name: str) -> dict[str, Any]:
@@ -169,28 +171,28 @@ async def test_whatever_somebody_does_to_a_published_secret_is_undone(field: Any
         await field.client.patch(SECRETS, name, body, namespace=namespace)
 
     async def mended(name: str, secret: str, *, since: str) -> dict[str, Any]:
-        """Wait until the Secret was written again and its credentials are those of ours."""
+        """Wait until the operator has rewritten the Secret with its own credentials."""
 
         async def good() -> dict[str, Any]:
-            now = await read(name)
-            assert now["metadata"]["resourceVersion"] != since
-            assert now["metadata"]["labels"][f"{_GROUP}/name"] == "mended"
-            assert [owner["name"] for owner in now["metadata"]["ownerReferences"]] == ["mended"]
-            assert set(now["data"]) == set(whole["data"])
-            assert now["type"] == "Opaque"
-            assert not now.get("immutable")
+            actual = await read(name)
+            assert actual["metadata"]["resourceVersion"] != since
+            assert actual["metadata"]["labels"][f"{_GROUP}/name"] == "mended"
+            assert [owner["name"] for owner in actual["metadata"]["ownerReferences"]] == ["mended"]
+            assert set(actual["data"]) == set(whole["data"])
+            assert actual["type"] == "Opaque"
+            assert not actual.get("immutable")
             async with Client(await field.tenant("mended", secret=secret), field_manager="kplane") as tenant:
                 await tenant.list(SECRETS)
-            return now
+            return actual
 
         return dict(await field.eventually(good))
 
     for secret in ("kubeconfigSecretRef", "controllersSecretRef"):
-        name = found["status"][secret]["name"]
+        name = control_plane["status"][secret]["name"]
         whole = await read(name)
         stranger = json.dumps(
             ClusterConfig(
-                server=found["status"]["endpoint"],
+                server=control_plane["status"]["endpoint"],
                 ca_data=(await field.tenant("mended")).ca_data,
                 token=await other_token(await field.tenant("mended")),
             ).to_kubeconfig()
@@ -206,11 +208,11 @@ async def test_whatever_somebody_does_to_a_published_secret_is_undone(field: Any
         ]
         for edit in edits:
             await patch(name, edit)
-            now = await mended(name, secret, since="")
-            assert now["data"].keys() == whole["data"].keys()
+            current = await mended(name, secret, since="")
+            assert current["data"].keys() == whole["data"].keys()
         await field.client.delete(SECRETS, name, namespace=namespace)
         await mended(name, secret, since=whole["metadata"]["resourceVersion"])
-        # Somebody else was faster than we are, with one that cannot be made ours by an edit.
+        # A user may create a Secret of another type first, which the operator cannot repair by an update.
         await field.client.delete(SECRETS, name, namespace=namespace)
         with contextlib.suppress(Exception):
             body = {"metadata": {"name": name, "namespace": namespace}, "type": "kplane.dev/other"}
@@ -247,7 +249,7 @@ _ALLOWED = {
 
 
 @pytest.mark.parametrize("model", ["token", pytest.param("x509", marks=pytest.mark.slow)])
-async def test_the_role_of_the_class_is_what_the_kubeconfig_may_do(
+async def test_permissions_of_kubeconfig_follow_default_role_of_class(
     field: Any, model: str, binaries: Binaries, tmp_path: Path
 ) -> None:
     name = f"role-{model}"
@@ -260,7 +262,7 @@ async def test_the_role_of_the_class_is_what_the_kubeconfig_may_do(
     async with (
         Client(controllers, field_manager="kplane") as inside,
         Client(config, field_manager="kplane") as administrator,
-        # What gives ClusterRoles admin, edit and view their rules, as mcm has it run for tenants.
+        # This controller fills ClusterRoles admin, edit and view. mcm runs it for tenants.
         running_controllers(controllers, _AGGREGATION, binaries=binaries, directory=tmp_path),
     ):
         rules = [{"apiGroups": ["acme.example"], "resources": ["widgets"], "verbs": ["get"]}]
@@ -273,15 +275,15 @@ async def test_the_role_of_the_class_is_what_the_kubeconfig_may_do(
                 if await may(administrator, verb, resource, group=group)
             }
 
-        # Down, and up again: what one role allowed is gone with it. The credentials stay the same.
+        # A change of the role removes the permissions of the former role, and keeps the credentials.
         for role in (*_ALLOWED, "cluster-admin"):
             await field.client.patch(CONTROL_PLANE_CLASSES, name, {"spec": {"auth": {"defaultRole": role}}})
             await field.eventually(allowed, lambda found, role=role: found == _ALLOWED[role])
         assert await field.tenant(name) == config
 
-        # So it is with the identity of another model.
-        other = "x509" if model == "token" else "token"
-        await field.client.patch(CONTROL_PLANE_CLASSES, name, {"spec": {"auth": {"model": other}}})
+        # A change of the model likewise removes the permissions of the former identity.
+        other_model = "x509" if model == "token" else "token"
+        await field.client.patch(CONTROL_PLANE_CLASSES, name, {"spec": {"auth": {"model": other_model}}})
         await field.eventually(allowed, lambda found: found == set())
 
         async def let_in() -> bool:
@@ -290,9 +292,7 @@ async def test_the_role_of_the_class_is_what_the_kubeconfig_may_do(
         await field.eventually(let_in)
 
 
-async def test_deletion_takes_back_what_was_issued_at_an_api_server_that_runs_on(
-    field: Any, adopt: Adopt, tenant: Any
-) -> None:
+async def test_deletion_revokes_credentials_at_an_adopted_api_server(field: Any, adopt: Adopt, tenant: Any) -> None:
     host = await owner_of(tenant.administrator)
     for policy in ("Retain", "Destroy"):
         name = f"guest-{policy.lower()}"
@@ -303,7 +303,7 @@ async def test_deletion_takes_back_what_was_issued_at_an_api_server_that_runs_on
         await field.lets_in(*published)
         await delete(field, name)
         for config in published:
-            # The API server still knows whom the token belongs to, for ten seconds, and has no right for it.
+            # The API server caches the authentication of a token for ten seconds, but the token has no permissions.
             await field.eventually(lambda config=config: field.refuses(config))
         assert not await field.refuses(host)
         await field.client.delete(CONTROL_PLANE_ENDPOINTS, name)
@@ -311,7 +311,7 @@ async def test_deletion_takes_back_what_was_issued_at_an_api_server_that_runs_on
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-async def test_nobody_of_a_destroyed_control_plane_gets_into_the_next_one_of_its_name(field: Any) -> None:
+async def test_credentials_of_destroyed_control_plane_fail_at_its_successor(field: Any) -> None:
     for model in ("token", "x509"):
         await field.create("ControlPlaneClass", model, deletionPolicy="Destroy", auth={"model": model})
     former: list[ClusterConfig] = []

@@ -1,4 +1,4 @@
-"""Data in the shared etcd that are not a control plane's own: it neither starts on them nor destroys them by itself."""
+"""A control plane neither starts on nor destroys data in the shared etcd that belong to another owner."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ async def create(field: Any, name: str, *, confirmed: str | None = None) -> None
 
 
 async def message(field: Any, name: str) -> str:
-    found = await field.becomes("ControlPlane", name, "DataNotOwned")
-    said: str = next(item["message"] for item in found["status"]["conditions"] if item["type"] == "Ready")
-    return said
+    control_plane = await field.becomes("ControlPlane", name, "DataNotOwned")
+    condition_message: str = next(
+        item["message"] for item in control_plane["status"]["conditions"] if item["type"] == "Ready"
+    )
+    return condition_message
 
 
 async def delete(field: Any, name: str) -> None:
@@ -39,7 +41,7 @@ async def delete(field: Any, name: str) -> None:
     ],
     ids=["no owner", "another owner"],
 )
-async def test_a_control_plane_destroys_data_that_it_was_refused_for_only_if_an_annotation_names_them(
+async def test_data_of_another_owner_are_destroyed_only_with_annotation(
     field: Any, name: str, owner: Owner | None, confirmation: str, whose: str
 ) -> None:
     prefix = f"/clusters/{name}/"
@@ -48,20 +50,20 @@ async def test_a_control_plane_destroys_data_that_it_was_refused_for_only_if_an_
             await claim(etcd, prefix, owner=owner)
         await etcd.put(f"{prefix}registry/configmaps/default/precious".encode(), b"42")
 
-        for wrong in (None, "true"):
-            await create(field, name, confirmed=wrong)
-            said = await message(field, name)
-            assert whose in said
+        for wrong_value in (None, "true"):
+            await create(field, name, confirmed=wrong_value)
+            text = await message(field, name)
+            assert whose in text
             assert (
-                f"set annotation {DESTROY_DATA_ANNOTATION} to {confirmation} and spec.deletionPolicy to Destroy" in said
+                f"set annotation {DESTROY_DATA_ANNOTATION} to {confirmation} and spec.deletionPolicy to Destroy" in text
             )
             await delete(field, name)
             assert await etcd.count(prefix) == 1
             assert await owner_of(etcd, prefix) == owner
 
         async def left() -> bool:
-            found = (await field.client.list(EVENTS, namespace="default")).items
-            return any((event["reason"], event["involvedObject"]["name"]) == ("DataLeft", name) for event in found)
+            events = (await field.client.list(EVENTS, namespace="default")).items
+            return any((event["reason"], event["involvedObject"]["name"]) == ("DataLeft", name) for event in events)
 
         await field.eventually(left)
 
@@ -74,7 +76,7 @@ async def test_a_control_plane_destroys_data_that_it_was_refused_for_only_if_an_
 
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="function")
-async def test_an_upgrade_and_a_restored_etcd_say_whose_the_data_are(mortal_field: Any) -> None:
+async def test_owner_key_is_written_at_upgrade_and_checked_after_restore(mortal_field: Any) -> None:
     field, operator = mortal_field
     prefix = "/clusters/older/"
     async with field.handle.tenants_etcd.client() as etcd:
@@ -89,12 +91,12 @@ async def test_an_upgrade_and_a_restored_etcd_say_whose_the_data_are(mortal_fiel
             await field.eventually(lambda: owner_of(etcd, prefix), lambda found: found == Owner(uid, "older"))
             await field.becomes("ControlPlane", "older", "Reconciled")
 
-        # The etcd is of a time when an earlier control plane had this path.
+        # A restored etcd may be of a time when an earlier control plane had this path.
         await etcd.put(owner_key(prefix), b"6f1c older")
         async with operator():
             assert "belong to control plane older (6f1c)" in await message(field, "older")
             assert await etcd.access.roles_of(f"cp-{uid}") is None
-            # As docs/troubleshoot/data-of-another-owner.md says it.
+            # The remedy of docs/troubleshoot/data-of-another-owner.md.
             await etcd.put(owner_key(prefix), f"{uid} older".encode())
             await field.becomes("ControlPlane", "older", "Reconciled")
             assert await etcd.access.roles_of(f"cp-{uid}") == (f"cp-{uid}",)

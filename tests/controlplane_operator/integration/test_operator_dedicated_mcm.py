@@ -1,4 +1,4 @@
-"""What the operator does about the mcm of one registration, whatever that does: here it only waits."""
+"""The operator and the dedicated mcm of a registration. The mcm of these tests only waits."""
 
 from __future__ import annotations
 
@@ -46,27 +46,27 @@ http.server.HTTPServer((host, int(port)), Handler).serve_forever()
 
 @pytest.fixture
 def program(tmp_path: Path) -> McmProgram:
-    """It answers its probe; a file beside it has it fail (`fails`), or not end as long as it is there (`slow`)."""
-    made = tmp_path / "mcm"
-    made.write_text(_PROGRAM.format(python=sys.executable))
-    made.chmod(0o700)
-    return McmProgram(program=str(made), directories=())
+    """Program that answers its probe, fails if file `fails` exists beside it, and runs on while `slow` exists."""
+    path = tmp_path / "mcm"
+    path.write_text(_PROGRAM.format(python=sys.executable))
+    path.chmod(0o700)
+    return McmProgram(program=str(path), directories=())
 
 
 async def registered(field: Field, name: str, *, mode: str) -> Path:
-    """A registration, ready or told why not; returns where its mcm has its files."""
-    # The API server of the management cluster is as good as any: the program here never asks for it.
+    """Create a registration with its control plane, and return the directory of its mcm."""
+    # Any API server will do, such as that of the management cluster: the program never connects to it.
     door = await door_to(field, name, config=ClusterConfig.load(field.handle.admin_kubeconfig))
     await field.create("ControlPlaneEndpoint", name, **door)
     await field.create("ControlPlane", name, mode="Dedicated", endpointRef={"name": name})
-    made = await field.create(KIND, name, controlPlaneRef={"name": name}, mode=mode)
-    return field.state / mcm_name(name, uid=made["metadata"]["uid"])
+    registration = await field.create(KIND, name, controlPlaneRef={"name": name}, mode=mode)
+    return field.state / mcm_name(name, uid=registration["metadata"]["uid"])
 
 
 async def said(field: Field, name: str) -> tuple[str, str]:
     conditions = (await field.get(KIND, name))["status"]["conditions"]
-    found = next((item for item in conditions if item["type"] == "DedicatedReady"), {})
-    return found.get("reason", ""), found.get("message", "")
+    condition = next((item for item in conditions if item["type"] == "DedicatedReady"), {})
+    return condition.get("reason", ""), condition.get("message", "")
 
 
 async def has_instance(field: Field, name: str, instance: dict[str, Any] | None) -> None:
@@ -81,20 +81,20 @@ async def nothing_is_left(field: Field, name: str, directory: Path) -> None:
     )
 
 
-async def test_without_a_program_it_is_served_by_nobody_and_says_what_to_do(own_field: Field) -> None:
+async def test_dedicated_registration_without_mcm_program_names_the_remedy(own_field: Field) -> None:
     field = own_field
     directory = await registered(field, "helpless", mode="Dedicated")
-    found = await field.becomes(KIND, "helpless", "DedicatedNotAvailable")
-    assert (found["status"]["ready"], found["status"]["mode"]) == (False, "Dedicated")
-    told = next(item["message"] for item in found["status"]["conditions"] if item["type"] == "Ready")
-    assert "--mcm-program" in told
-    assert "set spec.mode to Shared" in told
+    registration = await field.becomes(KIND, "helpless", "DedicatedNotAvailable")
+    assert (registration["status"]["ready"], registration["status"]["mode"]) == (False, "Dedicated")
+    message = next(item["message"] for item in registration["status"]["conditions"] if item["type"] == "Ready")
+    assert "--mcm-program" in message
+    assert "set spec.mode to Shared" in message
     assert not directory.exists()
     await field.client.patch(KINDS[KIND], "helpless", {"spec": {"mode": "Shared"}})
     await field.becomes(KIND, "helpless", "Resolved")
 
 
-async def test_the_turn_of_an_mcm_ends_with_it_whatever_it_said(mortal_field: Any, program: McmProgram) -> None:
+async def test_instance_in_status_ends_with_its_dedicated_mcm(mortal_field: Any, program: McmProgram) -> None:
     field, operator = mortal_field
     name = "lasting"
     async with operator(dedicated_mcm=program):
@@ -105,7 +105,7 @@ async def test_the_turn_of_an_mcm_ends_with_it_whatever_it_said(mortal_field: An
         await field.eventually(lambda: said(field, name), lambda told: told[0] == "WaitingForShared")
         await has_instance(field, name, {"controlPlaneUID": uid, "mode": "Dedicated"})
         await field.eventually(lambda: said(field, name), lambda told: told[0] == "McmRunning")
-    # Also for the next operator, which starts one that died meanwhile.
+    # The next operator keeps the running mcm, and starts it again after it died.
     (Path(program.program).parent / "fails").touch()
     [pid] = find_processes(directory)
     async with operator(dedicated_mcm=program):
@@ -116,7 +116,7 @@ async def test_the_turn_of_an_mcm_ends_with_it_whatever_it_said(mortal_field: An
             lambda: said(field, name), lambda told: told[0] == "McmFailed" and "it has no mind to" in told[1]
         )
     async with operator():
-        # It cannot say any more that its instance has ended, and this operator does not even know how to run it.
+        # The dead mcm cannot report the end of its instance, and this operator has no program to run it.
         await field.eventually(lambda: said(field, name), lambda told: told == ("", ""))
         status = (await field.get(KIND, name))["status"]
         assert "instance" not in status
@@ -124,20 +124,20 @@ async def test_the_turn_of_an_mcm_ends_with_it_whatever_it_said(mortal_field: An
         await nothing_is_left(field, name, directory)
 
 
-async def test_one_that_is_made_again_waits_for_the_end_of_the_former_mcm(
+async def test_recreated_registration_waits_for_end_of_former_mcm(
     mortal_field: Any, program: McmProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # It is that end which wakes it, and no try by time.
+    # The end of the former mcm must trigger the reconciliation, not the retry interval.
     monkeypatch.setattr(control_plane_registration, "_RETRY_SECONDS", 600.0)
     field, operator = mortal_field
     name = "again"
     async with operator(dedicated_mcm=program):
         directory = await registered(field, name, mode="Dedicated")
-        # From then on it knows what to do when it is asked to end; a process that has just begun would end at once.
+        # From then on the mcm has a signal handler. Without a handler, the process would end at once.
         await field.eventually(lambda: said(field, name), lambda told: told[0] == "McmRunning", timeout=120.0)
     slow = Path(program.program).parent / "slow"
     slow.touch()
-    # While nobody looks.
+    # No operator runs during this change.
     await field.client.delete(KINDS[KIND], name)
     await field.create(KIND, name, controlPlaneRef={"name": name}, mode="Shared")
     async with operator(dedicated_mcm=program):

@@ -1,4 +1,4 @@
-"""Destroying the keys of one tenant on a real shared etcd, among any neighbours."""
+"""Deletion of the keys of a tenant on a real shared etcd with neighbours."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ BESIDE = {b"/clusters", b"/clusters0", b"/", b"a"}
 
 
 async def _everything(client: Client) -> dict[bytes, tuple[bytes, int]]:
-    """All of the etcd, but keys with a lease, which go by themselves where a former test kept data."""
+    """Return all keys of the etcd without keys that have a lease: such keys of a former test may expire."""
     request = pb.RangeRequest(key=b"\0", range_end=b"\0")
-    found = (await client.connection.call(RANGE, request, timeout_seconds=20)).kvs
+    pairs = (await client.connection.call(RANGE, request, timeout_seconds=20)).kvs
     return {
         pair.key: (pair.value, pair.mod_revision)
-        for pair in found
+        for pair in pairs
         if not {b"masterleases", b"peerserverleases", b"events"} & set(pair.key.split(b"/"))
     }
 
@@ -47,11 +47,9 @@ async def _everything(client: Client) -> dict[bytes, tuple[bytes, int]]:
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow],
 )
-def test_what_a_destroy_deletes_is_its_own_and_nothing_else(
-    api_server: Handle, paths: list[str], data: st.DataObject
-) -> None:
+def test_destroy_deletes_only_keys_of_its_tenant(api_server: Handle, paths: list[str], data: st.DataObject) -> None:
     etcd = api_server.tenants_etcd
-    gone = data.draw(st.lists(st.sampled_from(paths), unique=True, max_size=3))
+    deleted_paths = data.draw(st.lists(st.sampled_from(paths), unique=True, max_size=3))
 
     async def play(client: Client, keyspace: Keyspace) -> None:
         for path in paths:
@@ -59,15 +57,15 @@ def test_what_a_destroy_deletes_is_its_own_and_nothing_else(
                 await client.put(f"{key_prefix(path)}{key}".encode(), path.encode())
         for beside in BESIDE:
             await client.put(beside, b"beside")
-        for path in gone:
+        for path in deleted_paths:
             prefix = key_prefix(path)
-            everything = await _everything(client)
-            others = {key: found for key, found in everything.items() if not key.startswith(prefix.encode())}
-            assert others.keys() >= BESIDE
+            pairs = await _everything(client)
+            other_pairs = {key: entry for key, entry in pairs.items() if not key.startswith(prefix.encode())}
+            assert other_pairs.keys() >= BESIDE
             await keyspace.claim(prefix, owner=OWNER, known=True)
-            assert await keyspace.delete_prefix(prefix, owner=OWNER) == len(everything) - len(others) >= 3
-            assert await _everything(client) == others
-        for path in set(paths) - set(gone):
+            assert await keyspace.delete_prefix(prefix, owner=OWNER) == len(pairs) - len(other_pairs) >= 3
+            assert await _everything(client) == other_pairs
+        for path in set(paths) - set(deleted_paths):
             await client.delete_prefix(key_prefix(path))
 
     async def run() -> None:

@@ -1,6 +1,6 @@
-"""A tenant has its API server connect wherever it can say: nothing arrives, unless the class allows it.
+"""Egress of API servers: a tenant's API server connects only to destinations that its class allows.
 
-Listeners of the test stand for what must not be reached. The real API server's own words tell the rest.
+Listeners of the test stand for forbidden destinations. For other destinations, the tests check the API server's errors.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ENDPOINTS: Final = Resource("v1", "Endpoints", "endpoints", namespaced=True)
 
 @dataclass
 class Listener:
-    """Counts its connections, and ends each."""
+    """Counts and closes its connections."""
 
     host: str
     port: int = 0
@@ -58,21 +58,21 @@ class Listener:
 
 @dataclass(frozen=True)
 class Tenant:
-    """A tenant's administrator, and what it is after."""
+    """Administrator of a tenant, and the destinations of its attack."""
 
     name: str
-    """Of the control plane, and of its class."""
+    """Name of the control plane and of its class."""
     client: Client
     near: Listener
-    """At loopback, where all of an embedded cluster is: API servers, etcd, kubelets."""
+    """Listener at loopback, the address of all components of an embedded cluster: API servers, etcd, kubelets."""
     far: Listener
-    """At another address of the machine."""
+    """Listener at a non-loopback address of the machine."""
     targets: dict[str, str]
     """URLs of webhooks, by name."""
     eventually: Callable[..., Any]
 
     async def attack(self) -> None:
-        """Make everything that has an API server connect somewhere."""
+        """Create objects of all kinds that cause connections of the API server."""
         hooks = [
             {
                 "name": f"{name}.example.com",
@@ -95,7 +95,7 @@ class Tenant:
         spec = {"nodeName": "fake", "serviceAccountName": "default", "containers": [{"name": "c", "image": "i"}]}
         pod = {"metadata": {"name": "fake", "namespace": "default"}, "spec": spec}
         await self.client.apply(SERVICE_ACCOUNTS, {"metadata": {"name": "default", "namespace": "default"}}, force=True)
-        # It takes the API server a moment to know the ServiceAccount.
+        # The API server observes the new ServiceAccount with a delay.
         await self.eventually(lambda: self.client.create(PODS, pod))
         status = {"phase": "Running", "podIP": self.far.host, "podIPs": [{"ip": self.far.host}]}
         await self.client.patch(PODS, "fake", {"status": status}, namespace="default", subresource="status")
@@ -121,7 +121,7 @@ class Tenant:
         await self.client.create(API_SERVICES, {"metadata": {"name": "v1.attack.example.com"}, "spec": api})
 
     async def hooked(self, name: str) -> str:
-        """Tell what the API server says to an object that the webhook of this name is asked about."""
+        """Create an object that matches the webhook of this name, and return the API server's error."""
         body = {"metadata": {"name": name, "namespace": "default", "labels": {"target": name}}}
         try:
             await self.client.create(CONFIG_MAPS, body)
@@ -130,7 +130,7 @@ class Tenant:
         return ""
 
     async def proxied(self, path: str) -> str:
-        """Tell what the API server says to a request that it should pass on."""
+        """Send a request for the API server to proxy, and return the API server's error."""
         try:
             await self.client.request("GET", path)
         except ProviderError as error:
@@ -138,12 +138,12 @@ class Tenant:
         return ""
 
     async def aggregated(self) -> str:
-        """Tell why the aggregated API is not available."""
-        found = await self.client.get(API_SERVICES, "v1.attack.example.com")
-        return "; ".join(item.get("message", "") for item in found.get("status", {}).get("conditions", []))
+        """Return the reasons for which the aggregated API is unavailable."""
+        api_service = await self.client.get(API_SERVICES, "v1.attack.example.com")
+        return "; ".join(item.get("message", "") for item in api_service.get("status", {}).get("conditions", []))
 
     def paths(self) -> list[str]:
-        """Return requests for what a proxy would give: a kubelet, a pod and its log, a Service."""
+        """Return paths of proxied requests: to a kubelet, a pod and its log, and a Service."""
         port, namespace = self.far.port, "/api/v1/namespaces/default"
         return [
             "/api/v1/nodes/fake/proxy/pods",
@@ -177,23 +177,23 @@ async def tenant(request: pytest.FixtureRequest, field: Field, eventually: Calla
             "dns": f"https://{far}:53/",
             "far": f"https://{far}:{reached.port}/",
         }
-        made = Tenant(name, client, near, reached, targets, eventually)
-        await made.attack()
-        yield made
+        attacker = Tenant(name, client, near, reached, targets, eventually)
+        await attacker.attack()
+        yield attacker
 
 
-async def test_an_api_server_connects_to_nothing_but_its_etcd(tenant: Tenant) -> None:
+async def test_api_server_without_allowed_destinations_reaches_only_etcd(tenant: Tenant) -> None:
     for name in tenant.targets:
-        # It takes the API server a moment to ask a new webhook.
+        # The API server observes a new webhook with a delay.
         assert CLOSED in await tenant.eventually(lambda name=name: tenant.hooked(name)), name
     for path in tenant.paths():
-        said = await tenant.proxied(path)
-        assert CLOSED in said, (path, said)
+        error = await tenant.proxied(path)
+        assert CLOSED in error, (path, error)
     await tenant.eventually(tenant.aggregated, lambda said: CLOSED in said)
     assert (tenant.near.connections, tenant.far.connections) == (0, 0)
 
 
-async def test_it_connects_to_what_its_class_allows_and_to_nothing_else(field: Field, tenant: Tenant) -> None:
+async def test_api_server_connects_only_to_allowed_destinations(field: Field, tenant: Tenant) -> None:
     async def allow(*destinations: dict[str, Any]) -> None:
         patch = {"spec": {"allowedDestinations": list(destinations)}}
         await field.client.patch(CONTROL_PLANE_CLASSES, tenant.name, patch)
@@ -201,7 +201,7 @@ async def test_it_connects_to_what_its_class_allows_and_to_nothing_else(field: F
     await allow({"cidr": f"{tenant.far.host}/32", "ports": [tenant.far.port]})
 
     def reached(said: str) -> bool:
-        # The API server is started again, with a proxy beside it, and its own connections end by a reset meanwhile.
+        # The API server restarts with a proxy beside it. Connections to the API server may be reset in the meantime.
         return tenant.far.connections >= 1 and ("EOF" in said or "reset" in said)
 
     await tenant.eventually(lambda: tenant.hooked("far"), reached, timeout=120.0)
@@ -210,16 +210,16 @@ async def test_it_connects_to_what_its_class_allows_and_to_nothing_else(field: F
         assert REFUSED not in await tenant.proxied(path)
         assert tenant.far.connections > before, path
     for name in tenant.targets.keys() - {"far"}:
-        said = await tenant.hooked(name)
-        assert REFUSED in said, (name, said)
+        error = await tenant.hooked(name)
+        assert REFUSED in error, (name, error)
     await tenant.eventually(tenant.aggregated, lambda said: REFUSED in said)
     assert tenant.near.connections == 0
 
     await allow()
     await tenant.eventually(lambda: tenant.hooked("far"), lambda said: CLOSED in said, timeout=120.0)
-    seen = tenant.far.connections
+    connections = tenant.far.connections
     for path in tenant.paths():
         assert CLOSED in await tenant.proxied(path)
-    assert (tenant.near.connections, tenant.far.connections) == (0, seen)
+    assert (tenant.near.connections, tenant.far.connections) == (0, connections)
     directory = field.state / egress_name(tenant.name)
     assert not directory.exists()

@@ -1,4 +1,4 @@
-"""ControlPlaneEndpoint: what its status says, whose Secrets it may name, and that silent ones delay nobody."""
+"""ControlPlaneEndpoint: status, references to Secrets of users, and silent endpoints, which delay no other."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ async def says(field: Any, name: str, kind: str, status: str, *, of: str = "Cont
 
 @contextlib.asynccontextmanager
 async def followed(field: Any, name: str) -> AsyncIterator[list[tuple[str, str]]]:
-    """Why an endpoint that has yet to be made is Ready and Reachable, or not: each that it ever said, in order."""
-    seen: list[tuple[str, str]] = []
+    """Record the reasons of conditions Ready and Reachable of a future endpoint, for each of its changes in order."""
+    history: list[tuple[str, str]] = []
     since = (await field.client.list(CONTROL_PLANE_ENDPOINTS)).resource_version
 
     async def follow() -> None:
@@ -60,14 +60,14 @@ async def followed(field: Any, name: str) -> AsyncIterator[list[tuple[str, str]]
         ) as watch:
             async for event in watch:
                 if event.type != "BOOKMARK":
-                    said = {
-                        each["type"]: each["reason"] for each in event.object.get("status", {}).get("conditions", [])
+                    reasons = {
+                        item["type"]: item["reason"] for item in event.object.get("status", {}).get("conditions", [])
                     }
-                    seen.append((said.get("Ready", ""), said.get("Reachable", "")))
+                    history.append((reasons.get("Ready", ""), reasons.get("Reachable", "")))
 
     following = asyncio.create_task(follow())
     try:
-        yield seen
+        yield history
     finally:
         following.cancel()
         await asyncio.wait([following])
@@ -75,22 +75,22 @@ async def followed(field: Any, name: str) -> AsyncIterator[list[tuple[str, str]]
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def server(field: Any) -> AsyncIterator[dict[str, Any]]:
-    """A real API server, as the spec of an endpoint: that of the management cluster."""
+    """Spec of an endpoint for the API server of the management cluster."""
     config = ClusterConfig.load(field.handle.admin_kubeconfig)
     yield {"endpoint": config.server, "credentialsSecretRef": await keep_kubeconfig(field, "server", config=config)}
-    # An API server is that of one control plane: the next test has it to itself.
+    # A single control plane can adopt an API server: free this server for the next test.
     await clean(field)
 
 
-async def test_a_kubeconfig_is_used_only_with_its_owners_consent(field: Any, server: dict[str, Any]) -> None:
+async def test_endpoint_uses_kubeconfig_only_with_allow_label(field: Any, server: dict[str, Any]) -> None:
     config = ClusterConfig.load(field.handle.admin_kubeconfig)
     reference = await keep_kubeconfig(field, "private", config=config, allowed=False)
     await field.create("ControlPlaneEndpoint", "curious", endpoint=config.server, credentialsSecretRef=reference)
     await field.create("ControlPlane", "curious", mode="Dedicated", endpointRef={"name": "curious"})
     for kind in ("ControlPlaneEndpoint", "ControlPlane"):
         await field.becomes(kind, "curious", "SecretNotAllowed")
-        told = (await condition(field, "curious", "Ready", of=kind))["message"]
-        assert told.endswith('label it controlplane.kplane.dev/allow-endpoint="true"')
+        message = (await condition(field, "curious", "Ready", of=kind))["message"]
+        assert message.endswith('label it controlplane.kplane.dev/allow-endpoint="true"')
     assert "kubeconfigSecretRef" not in (await field.get("ControlPlane", "curious"))["status"]
 
     await allow(field, "private", value="true")
@@ -103,7 +103,7 @@ async def test_a_kubeconfig_is_used_only_with_its_owners_consent(field: Any, ser
         await field.becomes(kind, "curious", "SecretNotAllowed", timeout=30.0)
     assert (await field.get("ControlPlane", "curious"))["status"]["kubeconfigSecretRef"] == published
 
-    # Its owner may exchange it as well: nobody has to wait for a time to be over.
+    # The operator observes changes of the kubeconfig, without a wait for its retry interval.
     await allow(field, "private", value="true")
     await field.client.patch(SECRETS, "private", {"data": {"kubeconfig": "Z2FyYmFnZQ=="}}, namespace="default")
     await field.becomes("ControlPlane", "curious", "CredentialsMissing", timeout=30.0)
@@ -113,7 +113,7 @@ async def test_a_kubeconfig_is_used_only_with_its_owners_consent(field: Any, ser
 
 @contextlib.asynccontextmanager
 async def connect_proxy(address: str) -> AsyncIterator[str]:
-    """Serve an HTTP CONNECT proxy that leads to one address, whatever is asked for; gives its URL."""
+    """Run an HTTP CONNECT proxy that connects all requests to `address`, and yield its URL."""
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
@@ -125,9 +125,9 @@ async def connect_proxy(address: str) -> AsyncIterator[str]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"CONNECT ")
         host, _, port = address.removeprefix("https://").rpartition(":")
-        there, back = await asyncio.open_connection(host, int(port))
+        upstream_reader, upstream_writer = await asyncio.open_connection(host, int(port))
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
-        await asyncio.gather(copy(reader, back), copy(there, writer))
+        await asyncio.gather(copy(reader, upstream_writer), copy(upstream_reader, writer))
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     try:
@@ -136,9 +136,9 @@ async def connect_proxy(address: str) -> AsyncIterator[str]:
         server.close()
 
 
-async def test_api_server_behind_a_proxy_is_adopted_and_published_with_the_proxy(field: Any) -> None:
+async def test_adopted_api_server_behind_proxy_is_published_with_proxy(field: Any) -> None:
     config = ClusterConfig.load(field.handle.admin_kubeconfig)
-    # A name that is in the certificate, and that only the proxy can lead to.
+    # The certificate has this name, and only the proxy can resolve it.
     url = "https://kubernetes.default.svc:6443"
     async with connect_proxy(config.server) as proxy:
         behind = dataclasses.replace(config.with_server(url), proxy=proxy)
@@ -151,31 +151,31 @@ async def test_api_server_behind_a_proxy_is_adopted_and_published_with_the_proxy
             published = await field.tenant("behind", secret=secret)
             assert published.proxy == proxy
             await field.lets_in(published)
-        named = dataclasses.replace(behind, proxy=proxy.replace("://", "://user:secret@"))
-        await keep_kubeconfig(field, "behind", config=named)
+        config_with_user = dataclasses.replace(behind, proxy=proxy.replace("://", "://user:secret@"))
+        await keep_kubeconfig(field, "behind", config=config_with_user)
         await field.becomes("ControlPlane", "behind", "CredentialsMissing", timeout=30.0)
-        told = (await condition(field, "behind", "Ready", of="ControlPlane"))["message"]
-        assert "proxy-url names a user" in told
-        assert "user:" not in told
+        message = (await condition(field, "behind", "Ready", of="ControlPlane"))["message"]
+        assert "proxy-url names a user" in message
+        assert "user:" not in message
         await keep_kubeconfig(field, "behind", config=behind)
         await clean(field)
 
 
-async def test_ready_is_about_what_is_written_and_reachable_about_who_answers(
+async def test_unreachable_endpoint_is_ready_and_not_reachable(
     field: Any, server: dict[str, Any], impatient: None
 ) -> None:
     secret = {"credentialsSecretRef": server["credentialsSecretRef"]}
     async with contextlib.AsyncExitStack() as stack:
         silent = stack.enter_context(silent_server())
-        seen = await stack.enter_async_context(followed(field, "silent"))
+        history = await stack.enter_async_context(followed(field, "silent"))
         await field.create("ControlPlaneEndpoint", "good", **server)
         await field.create("ControlPlaneEndpoint", "silent", endpoint=silent.url, **secret)
         await field.create("ControlPlaneEndpoint", "refusing", endpoint="https://127.0.0.1:9", **secret)
         await field.create("ControlPlaneEndpoint", "empty")
-        # Published while the silent one has still time to answer.
+        # The operator publishes the silent endpoint before its probe times out.
         assert (await says(field, "silent", "Ready", "True"))["reason"] == "Reconciled"
         assert (await field.get("ControlPlaneEndpoint", "silent"))["status"]["endpoint"] == silent.url
-        await field.eventually(lambda: ("Reconciled", "Probing") in seen)
+        await field.eventually(lambda: ("Reconciled", "Probing") in history)
         for name in ("silent", "refusing"):
             assert (await says(field, name, "Reachable", "False"))["reason"] == "EndpointUnreachable"
             assert (await condition(field, name, "Ready"))["status"] == "True"
@@ -184,7 +184,7 @@ async def test_ready_is_about_what_is_written_and_reachable_about_who_answers(
         assert (await condition(field, "empty", "Reachable"))["status"] == "Unknown"
 
 
-async def test_api_server_that_starts_is_no_failure(field: Any, tmp_path: Path) -> None:
+async def test_starting_api_server_is_probed_without_a_warning(field: Any, tmp_path: Path) -> None:
     answer = 500
     asked = 0
 
@@ -204,17 +204,17 @@ async def test_api_server_that_starts_is_no_failure(field: Any, tmp_path: Path) 
     app = web.Application()
     app.router.add_get("/readyz", readyz)
     app.router.add_get("/below/readyz", readyz)
-    async with serve_over_tls(app, tmp_path) as config, followed(field, "starting") as seen:
+    async with serve_over_tls(app, tmp_path) as config, followed(field, "starting") as history:
         reference = await keep_kubeconfig(field, "starting", config=config)
         await field.create("ControlPlaneEndpoint", "starting", endpoint=config.server, credentialsSecretRef=reference)
         await field.eventually(lambda: asked >= 2)
         assert (await says(field, "starting", "Reachable", "Unknown"))["reason"] == "Probing"
         answer = 200
         assert (await says(field, "starting", "Reachable", "True"))["reason"] == "Answered"
-        assert "EndpointUnreachable" not in {reachable for _, reachable in seen}
+        assert "EndpointUnreachable" not in {reachable for _, reachable in history}
         assert await warnings() == []
 
-        # The same answer of one that was ready is a failure. The operator asks another URL at once.
+        # The same response after the API server was ready is a failure. The operator probes a changed URL at once.
         answer = 500
         await field.client.patch(CONTROL_PLANE_ENDPOINTS, "starting", {"spec": {"endpoint": f"{config.server}/below"}})
         await says(field, "starting", "Reachable", "False")
@@ -222,9 +222,7 @@ async def test_api_server_that_starts_is_no_failure(field: Any, tmp_path: Path) 
     await clean(field)
 
 
-async def test_what_somebody_observed_wins_over_the_spec_and_what_nobody_wants_goes(
-    field: Any, server: dict[str, Any]
-) -> None:
+async def test_urls_in_status_of_provider_override_the_spec(field: Any, server: dict[str, Any]) -> None:
     outside, joined = "https://outside.example", "https://join.example"
 
     async def urls() -> dict[str, str]:
@@ -245,7 +243,7 @@ async def test_what_somebody_observed_wins_over_the_spec_and_what_nobody_wants_g
     first = {"Internal": server["endpoint"], "External": outside, "Join": outside}
     await field.eventually(published, lambda found: found == first)
 
-    # Whoever provides the endpoint writes what it observed; the spec's other URLs stay.
+    # A provider writes observed URLs to the status; other URLs of the spec stay.
     observed = {
         "metadata": {"name": "door"},
         "status": {"externalEndpoint": "https://lb.example", "joinEndpoint": joined},
@@ -259,20 +257,20 @@ async def test_what_somebody_observed_wins_over_the_spec_and_what_nobody_wants_g
     await field.client.patch(CONTROL_PLANE_ENDPOINTS, "door", {"spec": {"externalEndpoint": None}})
 
     async def observed_generation() -> bool:
-        found = await field.get("ControlPlaneEndpoint", "door")
-        return bool(found["status"]["observedGeneration"] == found["metadata"]["generation"] == 2)
+        endpoint = await field.get("ControlPlaneEndpoint", "door")
+        return bool(endpoint["status"]["observedGeneration"] == endpoint["metadata"]["generation"] == 2)
 
     await field.eventually(observed_generation)
     await becomes(endpoint=server["endpoint"], externalEndpoint="https://lb.example", joinEndpoint=joined)
 
-    # When the provider takes its words back, nothing of them is left, nor of what the spec once said.
+    # When the provider removes its URLs, the status keeps neither these URLs nor former URLs of the spec.
     await field.client.apply(
         CONTROL_PLANE_ENDPOINTS, {"metadata": {"name": "door"}, "status": {}}, **provider, force=True
     )
     await becomes(endpoint=server["endpoint"])
     await field.eventually(published, lambda found: set(found.values()) == {server["endpoint"]})
 
-    # Nobody holds a status to the rules of the spec, so that is done here.
+    # The CRD validates URLs of the spec only, so the operator validates URLs of the status.
     for bad in ("http://plain.example", "https://user:secret@api.example", "https://api.example/?to=evil"):
         await field.client.apply(
             CONTROL_PLANE_ENDPOINTS,
@@ -289,11 +287,11 @@ async def test_what_somebody_observed_wins_over_the_spec_and_what_nobody_wants_g
         await field.becomes("ControlPlane", "door", "Reconciled")
 
 
-async def test_an_endpoint_with_a_condition_of_another_provider_is_kept_up(field: Any, server: dict[str, Any]) -> None:
+async def test_endpoint_with_foreign_ready_condition_is_reconciled(field: Any, server: dict[str, Any]) -> None:
     provider = {"subresource": "status", "field_manager": "acme-doors"}
     ready = {"type": "Ready", "status": "False", "reason": "Provided", "message": "not yet"}
     ready["lastTransitionTime"] = "2026-01-01T00:00:00Z"
-    # The provider is first, as where an endpoint comes with its status.
+    # The provider writes the status first, as a provider does that creates endpoints with a status.
     await field.client.create(CONTROL_PLANE_ENDPOINTS, {"metadata": {"name": "provided"}, "spec": {}})
     body = {"metadata": {"name": "provided"}, "status": {"conditions": [ready]}}
     await field.client.apply(CONTROL_PLANE_ENDPOINTS, body, **provider, force=True)
@@ -301,21 +299,22 @@ async def test_an_endpoint_with_a_condition_of_another_provider_is_kept_up(field
     assert (await says(field, "provided", "Reachable", "True"))["reason"] == "Answered"
     contested = await says(field, "provided", "Contested", "True")
     assert contested["message"].startswith("field manager 'acme-doors' owns condition Ready; ")
-    found = await field.get("ControlPlaneEndpoint", "provided")
-    assert found["status"]["endpoint"] == server["endpoint"]
-    assert found["status"]["observedGeneration"] == found["metadata"]["generation"]
-    # The provider goes on as before, without force.
+    endpoint = await field.get("ControlPlaneEndpoint", "provided")
+    assert endpoint["status"]["endpoint"] == server["endpoint"]
+    assert endpoint["status"]["observedGeneration"] == endpoint["metadata"]["generation"]
+    # The provider can still apply its condition without force.
     body["status"]["conditions"] = [ready | {"status": "True", "message": "now"}]
     await field.client.apply(CONTROL_PLANE_ENDPOINTS, body, **provider)
     assert (await says(field, "provided", "Ready", "True"))["message"] == "now"
     assert (await condition(field, "provided", "Reachable"))["status"] == "True"
 
 
-async def test_silent_endpoints_delay_nobody(field: Any, shared: ClusterConfig, impatient: None) -> None:
-    """More silent ones than the operator has workers, all of them there first; and the good ones do not wait for them.
+async def test_silent_endpoints_do_not_delay_other_control_planes(
+    field: Any, shared: ClusterConfig, impatient: None
+) -> None:
+    """More silent endpoints than workers of the operator, all created before the good endpoints.
 
-    Nobody has answered for a silent one, and none has been given up, when the last good one is ready: each of them is
-    waited for at this very moment, or is tried again soon.
+    When the last good endpoint is ready, probes of the silent endpoints are in flight or due for a retry.
     """
     reference = await keep_kubeconfig(field, "shared", config=shared)
     with contextlib.ExitStack() as stack:
@@ -325,8 +324,8 @@ async def test_silent_endpoints_delay_nobody(field: Any, shared: ClusterConfig, 
             await field.create("ControlPlaneEndpoint", name, endpoint=silent.url, credentialsSecretRef=reference)
             await field.create("ControlPlane", name, mode="Dedicated", endpointRef={"name": name})
         for number in range(_GOOD):
-            good = {"endpoint": shared.server, "credentialsSecretRef": reference}
-            await field.create("ControlPlaneEndpoint", f"good-{number}", **good)
+            spec = {"endpoint": shared.server, "credentialsSecretRef": reference}
+            await field.create("ControlPlaneEndpoint", f"good-{number}", **spec)
             await field.create("ControlPlane", f"good-{number}", endpointRef={"name": f"good-{number}"})
         for number in range(_GOOD):
             await field.becomes("ControlPlane", f"good-{number}", "Reconciled")
@@ -340,7 +339,7 @@ async def test_silent_endpoints_delay_nobody(field: Any, shared: ClusterConfig, 
             ready = next(item for item in status["conditions"] if item["type"] == "Ready")
             assert ready["reason"] in {"Provisioning", "EndpointUnreachable"}
             assert status["phase"] == "Provisioning"
-        # They are deleted at once too, though nobody can be asked to take anything back.
+        # The operator deletes these control planes at once, although it cannot revoke their credentials.
         for name in names:
             await field.client.delete(CONTROL_PLANES, name)
         for name in names:
@@ -348,7 +347,7 @@ async def test_silent_endpoints_delay_nobody(field: Any, shared: ClusterConfig, 
 
 
 @pytest.mark.parametrize("mode", ["Virtual", "Dedicated"])
-async def test_at_the_path_of_another_tenant_no_credential_is_written(
+async def test_endpoint_at_path_of_another_tenant_gets_no_credentials(
     field: Any, server: dict[str, Any], mode: str
 ) -> None:
     spec = {**server, "endpoint": f"{server['endpoint']}/clusters/victim/control-plane"}
@@ -359,8 +358,8 @@ async def test_at_the_path_of_another_tenant_no_credential_is_written(
     assert not {"endpoint", "claimedAddress"} & (await field.get("ControlPlane", "thief"))["status"].keys()
 
 
-async def test_an_api_server_is_that_of_one_control_plane(field: Any, server: dict[str, Any]) -> None:
-    """However its address is spelled: two would share identities, and the end of one would be the end of both."""
+async def test_second_control_plane_of_an_api_server_is_refused(field: Any, server: dict[str, Any]) -> None:
+    """The address may be spelled differently. Both control planes would share identities, and lose them together."""
     port = server["endpoint"].rpartition(":")[2]
     doors = {"first": server["endpoint"], "same": f"{server['endpoint']}/", "spelled": f"https://127.1:{port}"}
     for name, url in doors.items():
@@ -372,7 +371,7 @@ async def test_an_api_server_is_that_of_one_control_plane(field: Any, server: di
             f"the API server at {server['endpoint']} is that of control plane first,"
         )
         assert (await field.client.list(SECRETS, namespace=f"kplane-cp-{name}")).items == []
-    # Who was never let in takes nothing along.
+    # The deletion of a refused control plane revokes no credentials.
     await field.client.delete(CONTROL_PLANES, "spelled")
     await field.gone(CONTROL_PLANES, "spelled")
     async with Client(await field.tenant("first"), field_manager="kplane") as tenant:

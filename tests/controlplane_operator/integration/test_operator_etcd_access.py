@@ -1,4 +1,4 @@
-"""The operator puts the access control of the shared etcd right while it runs."""
+"""The operator repairs the access control of the shared etcd while it runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kplane.data import Permission
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 
-async def test_access_control_that_was_turned_off_and_rights_that_were_widened_are_put_right(
+async def test_disabled_etcd_auth_and_widened_permissions_are_repaired(
     field: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access_control, "_PERIOD_SECONDS", 0.5)
@@ -20,8 +20,8 @@ async def test_access_control_that_was_turned_off_and_rights_that_were_widened_a
     await field.becomes("ControlPlane", "guarded", "Reconciled")
     user = f"cp-{(await field.get('ControlPlane', 'guarded'))['metadata']['uid']}"
     async with field.handle.tenants_etcd.client() as etcd:
-        own = await etcd.access.permissions_of(user)
-        assert own == {Permission.below("/clusters/guarded/")}
+        permissions = await etcd.access.permissions_of(user)
+        assert permissions == {Permission.below("/clusters/guarded/")}
         await etcd.access.grant_permission(user, Permission.everything())
         await etcd.access.grant_role(user, "root")
         await etcd.access.disable()
@@ -30,5 +30,5 @@ async def test_access_control_that_was_turned_off_and_rights_that_were_widened_a
             access = etcd.access
             return (await access.status()).enabled, await access.roles_of(user), await access.permissions_of(user)
 
-        # The operator's first look may be up to 15 s away: it began before this test.
-        await field.eventually(rights, lambda found: found == (True, (user,), own))
+        # The operator started before the patch of the period, so its next check may be up to 15 s away.
+        await field.eventually(rights, lambda found: found == (True, (user,), permissions))

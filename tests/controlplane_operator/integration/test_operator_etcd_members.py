@@ -1,4 +1,4 @@
-"""A dedicated control plane gets three members of etcd in place of one, while it serves."""
+"""A dedicated control plane grows from a single etcd member to three while it serves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.asyncio(loo
 NOTE = {"metadata": {"name": "note", "namespace": "default"}, "data": {"of": "the first member"}}
 
 
-async def test_the_members_of_a_class_grow_and_the_tenant_keeps_its_objects(field: Any) -> None:
+async def test_etcd_grows_to_three_members_and_keeps_objects(field: Any) -> None:
     await field.create("ControlPlaneClass", "durable", etcd={"members": 1})
     await field.create(
         "ControlPlane", "ledger", mode="Dedicated", classRef={"name": "durable"}, deletionPolicy="Destroy"
@@ -28,10 +28,10 @@ async def test_the_members_of_a_class_grow_and_the_tenant_keeps_its_objects(fiel
         await tenant.create(CONFIG_MAPS, dict(NOTE))
 
     await field.client.patch(CONTROL_PLANE_CLASSES, "durable", {"spec": {"etcd": {"members": 3}}})
-    told: set[str] = set()
+    reasons: set[str] = set()
 
     async def members() -> list[str]:
-        told.add(await field.reason("ControlPlane", "ledger", "UpToDate"))
+        reasons.add(await field.reason("ControlPlane", "ledger", "UpToDate"))
         arguments = [
             argument
             for pid in find_processes(field.state)
@@ -44,15 +44,15 @@ async def test_the_members_of_a_class_grow_and_the_tenant_keeps_its_objects(fiel
     await field.eventually(
         lambda: field.reason("ControlPlane", "ledger", "UpToDate"), lambda reason: reason == "", timeout=120.0
     )
-    assert "EtcdIncomplete" in told
+    assert "EtcdIncomplete" in reasons
     for number in range(3):
         assert (field.state / etcd_name("ledger", number) / "data").is_dir()
 
-    # The tenant's credentials and objects are the same.
+    # The tenant keeps its credentials and objects.
     await field.becomes("ControlPlane", "ledger", "Reconciled")
     async with Client(await field.tenant("ledger"), field_manager="kplane") as tenant:
-        found = await field.eventually(lambda: tenant.get(CONFIG_MAPS, "note", namespace="default"))
-        assert found["data"] == NOTE["data"]
+        note = await field.eventually(lambda: tenant.get(CONFIG_MAPS, "note", namespace="default"))
+        assert note["data"] == NOTE["data"]
 
     await field.client.patch(CONTROL_PLANES, "ledger", {"spec": {"dedicated": {"etcd": {"members": 1}}}})
     await field.eventually(

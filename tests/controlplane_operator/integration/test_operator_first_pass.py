@@ -1,6 +1,6 @@
-"""The first pass over a control plane is cut off before its last status: its namespace says what was begun.
+"""The first pass over a control plane is interrupted before its final status: its namespace records the progress.
 
-Of an adopted control plane, the status says which cluster it has adopted.
+The status of an adopted control plane records the adopted cluster.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Adopt = Callable[..., Awaitable[dict[str, Any]]]
 
 @pytest.fixture
 def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], Awaitable[None]]], None]:
-    """Have the next pass over a control plane end before its status, when something else was done."""
+    """Interrupt the next pass over a control plane before its status, after a call of the registered function."""
     report = ControlPlaneReconciler._report
     meanwhile: dict[str, Callable[[], Awaitable[None]]] = {}
 
@@ -40,20 +40,20 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], Awaitabl
     return meanwhile.__setitem__
 
 
-async def test_what_was_begun_of_a_virtual_one_goes_with_it(field: Any, cut: Any) -> None:
-    prefix, begun = "/clusters/unbegun/", list[bool]()
+async def test_deletion_after_interrupted_first_pass_releases_etcd_prefix(field: Any, cut: Any) -> None:
+    prefix, claims = "/clusters/unbegun/", list[bool]()
     async with field.handle.tenants_etcd.client() as etcd:
 
         async def delete() -> None:
-            found = await field.get("ControlPlane", "unbegun")
-            assert not found.get("status")
+            control_plane = await field.get("ControlPlane", "unbegun")
+            assert not control_plane.get("status")
             owner = await owner_of(etcd, prefix)
-            assert owner is None or owner.uid == found["metadata"]["uid"]
-            begun.append(owner is not None)
+            assert owner is None or owner.uid == control_plane["metadata"]["uid"]
+            claims.append(owner is not None)
             await field.client.delete(CONTROL_PLANES, "unbegun")
 
-        # An etcd that has just started may fail the first pass before anything is claimed there.
-        while not any(begun):
+        # An etcd that has just started may fail the first pass before the operator claims the prefix.
+        while not any(claims):
             cut("unbegun", delete)
             await field.create("ControlPlane", "unbegun", deletionPolicy="Destroy")
             await field.gone(CONTROL_PLANES, "unbegun")
@@ -62,7 +62,7 @@ async def test_what_was_begun_of_a_virtual_one_goes_with_it(field: Any, cut: Any
     await field.gone(NAMESPACES, management_namespace("unbegun"))
 
 
-async def test_what_was_issued_in_an_adopted_one_is_revoked(field: Any, adopt: Adopt, cut: Any) -> None:
+async def test_deletion_after_interrupted_first_pass_revokes_credentials(field: Any, adopt: Adopt, cut: Any) -> None:
     issued: list[ClusterConfig] = []
 
     async def delete() -> None:
@@ -82,7 +82,7 @@ async def test_what_was_issued_in_an_adopted_one_is_revoked(field: Any, adopt: A
         await field.eventually(lambda config=config: field.refuses(config))
 
 
-async def test_an_adopted_one_continues(field: Any, adopt: Adopt, cut: Any) -> None:
+async def test_adopted_control_plane_continues_after_interrupted_first_pass(field: Any, adopt: Adopt, cut: Any) -> None:
     async def nothing() -> None:
         status = (await field.get("ControlPlane", "visitor"))["status"]
         assert status["clusterUID"]

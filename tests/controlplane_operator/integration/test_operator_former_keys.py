@@ -1,4 +1,4 @@
-"""A control plane that was made anew under an old name shares nothing with the one before."""
+"""A recreated control plane shares no keys with the former control plane of its name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def unprotect(client: Client) -> None:
     await client.patch(SECRETS, "control-plane-authorities", body, namespace=_NAMESPACE)
 
 
-async def test_keys_that_are_seen_to_go_late_are_not_used_again(api_server: Handle) -> None:
+async def test_deleted_keys_in_a_stale_cache_are_not_reused(api_server: Handle) -> None:
     async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         events = Events(client)
         stores = Stores()
@@ -55,7 +55,7 @@ async def test_keys_that_are_seen_to_go_late_are_not_used_again(api_server: Hand
         try:
             former = await keys.authorities(control_plane("former"), has_data=no_data)
 
-            # The Secret has gone, and nothing has told the cache so yet.
+            # The Secret is gone, and the cache has not observed the deletion.
             await unprotect(client)
             with contextlib.suppress(NotFound):  # the garbage collector may have been first
                 await client.delete(SECRETS, "control-plane-authorities", namespace=_NAMESPACE)

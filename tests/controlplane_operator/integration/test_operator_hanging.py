@@ -1,4 +1,4 @@
-"""An API server that hangs, as a process beside the operator."""
+"""Liveness of an API server that runs as a process beside the operator."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def quick_liveness(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a process count as hanging after some fifteen seconds instead of a minute: a busy machine takes a few."""
+    """Treat a process as hanging after about 15 seconds instead of a minute. Probes are slow on a busy machine."""
     monkeypatch.setattr(runtime, "Pace", functools.partial(Pace, live_probe=1.0, live_failures=5))
     monkeypatch.setattr(apiserver, "Probe", functools.partial(Probe, timeout_seconds=2.0))
 
 
-async def test_api_server_that_is_stopped_is_started_again(quick_liveness: None, own_field: Any) -> None:
+async def test_hanging_api_server_is_restarted(quick_liveness: None, own_field: Any) -> None:
     await own_field.create("ControlPlane", "stopped", deletionPolicy="Destroy")
     await own_field.becomes("ControlPlane", "stopped", "Reconciled")
     tenant = await own_field.tenant("stopped")

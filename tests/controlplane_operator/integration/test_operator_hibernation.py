@@ -32,9 +32,9 @@ _AUTOSCALERS = Resource("autoscaling/v2", "HorizontalPodAutoscaler", "horizontal
 
 @pytest.fixture(scope="module", autouse=True)
 def impatience() -> Iterator[None]:
-    """Nothing here passes requests on, so that API servers need not wait until it has heard of a sleep.
+    """Do not wait for a gateway, which is absent here, before API servers stop.
 
-    Secrets of those that sleep are read every two seconds.
+    Read Secrets of sleeping control planes every two seconds.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sleepers, "_HEARD_SECONDS", 0.1)
@@ -45,7 +45,7 @@ def impatience() -> Iterator[None]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sleeper(field: Any) -> str:
-    """A control plane that was born asleep, with a registration."""
+    """Control plane with a registration, hibernated from its creation on."""
     await field.create("ControlPlane", "sleeper", **ON_DEMAND)
     await field.create(
         "ControlPlaneRegistration", "sleeper", controlPlaneRef={"name": "sleeper"}, services=["Controllers"]
@@ -54,13 +54,13 @@ async def sleeper(field: Any) -> str:
     return "sleeper"
 
 
-async def test_it_is_published_without_an_api_server(field: Any, sleeper: str) -> None:
-    found = await field.get("ControlPlane", sleeper)
-    status = found["status"]
-    assert (status["phase"], condition(found, "Ready")["status"]) == ("Hibernated", "True")
-    assert condition(found, "Hibernated")["status"] == "True"
+async def test_hibernated_control_plane_is_published_without_api_server(field: Any, sleeper: str) -> None:
+    control_plane = await field.get("ControlPlane", sleeper)
+    status = control_plane["status"]
+    assert (status["phase"], condition(control_plane, "Ready")["status"]) == ("Hibernated", "True")
+    assert condition(control_plane, "Hibernated")["status"] == "True"
     assert status["hibernation"]["reason"] == "NotUsedYet"
-    assert status["hibernation"]["observedGeneration"] == found["metadata"]["generation"]
+    assert status["hibernation"]["observedGeneration"] == control_plane["metadata"]["generation"]
     assert status["version"].startswith("v1.")
     assert status["storage"]["keys"] > 100, "known by the copy, so that it needs no second status"
     assert not (field.state / apiserver_name(sleeper) / "log").exists()
@@ -68,10 +68,10 @@ async def test_it_is_published_without_an_api_server(field: Any, sleeper: str) -
     assert (await field.tenant(sleeper)).token
     assert (await field.tenant(sleeper, secret="controllersSecretRef")).server == status["endpoint"]
     async with field.handle.tenants_etcd.client() as etcd:
-        assert await is_copy(etcd, key_prefix(sleeper), owner=Owner(found["metadata"]["uid"], sleeper))
+        assert await is_copy(etcd, key_prefix(sleeper), owner=Owner(control_plane["metadata"]["uid"], sleeper))
 
 
-async def test_nothing_runs_for_it_and_nothing_looks_for_it(field: Any, sleeper: str) -> None:
+async def test_hibernated_control_plane_is_neither_probed_nor_followed(field: Any, sleeper: str) -> None:
     registration = await field.becomes("ControlPlaneRegistration", sleeper, "Hibernated")
     assert not registration["status"].get("ready")
     assert "resolvedEndpoint" not in registration["status"]
@@ -89,56 +89,59 @@ async def test_nothing_runs_for_it_and_nothing_looks_for_it(field: Any, sleeper:
     assert any(name.endswith(" in kplane-system") for name in followed())
 
 
-async def test_a_secret_of_it_that_a_user_deletes_comes_back(field: Any, sleeper: str) -> None:
+async def test_deleted_secret_of_hibernated_control_plane_is_restored(field: Any, sleeper: str) -> None:
     secret = (await field.get("ControlPlane", sleeper))["status"]["kubeconfigSecretRef"]
-    where = {"namespace": secret["namespace"]}
-    before = await field.client.get(SECRETS, secret["name"], **where)
-    await field.client.delete(SECRETS, secret["name"], **where)
+    namespace = {"namespace": secret["namespace"]}
+    before = await field.client.get(SECRETS, secret["name"], **namespace)
+    await field.client.delete(SECRETS, secret["name"], **namespace)
 
     async def uid() -> str:
-        return str((await field.client.get(SECRETS, secret["name"], **where))["metadata"]["uid"])
+        return str((await field.client.get(SECRETS, secret["name"], **namespace))["metadata"]["uid"])
 
     await field.eventually(uid, lambda found: found not in {"", before["metadata"]["uid"]})
     assert await field.reason("ControlPlane", sleeper) == "Hibernated"
 
 
-async def test_it_wakes_by_request_with_the_credentials_that_it_had(field: Any, sleeper: str) -> None:
+async def test_wake_request_starts_control_plane_with_its_credentials(field: Any, sleeper: str) -> None:
     before = await field.get("ControlPlane", sleeper)
     config = await field.tenant(sleeper)
     stale = datetime.fromisoformat(before["status"]["hibernation"]["since"]) - timedelta(seconds=1)
     await annotate(field, sleeper, **{WAKE_REQUESTED_ANNOTATION: stale.isoformat()})
     assert await field.settles(lambda: field.reason("ControlPlane", sleeper), seconds=0.5) == "Hibernated"
-    found = await wake(field, sleeper)
-    assert found["status"]["phase"] == "Ready"
-    assert "hibernation" not in found["status"]
-    assert found["status"]["endpoint"] == before["status"]["endpoint"]
-    assert (condition(found, "Hibernated")["status"], condition(found, "Hibernated")["reason"]) == ("False", "Awake")
+    awake = await wake(field, sleeper)
+    assert awake["status"]["phase"] == "Ready"
+    assert "hibernation" not in awake["status"]
+    assert awake["status"]["endpoint"] == before["status"]["endpoint"]
+    assert (condition(awake, "Hibernated")["status"], condition(awake, "Hibernated")["reason"]) == ("False", "Awake")
     async with Client(config, field_manager="kplane") as client:
         assert (await client.list(NAMESPACES)).items
     assert (await field.tenant(sleeper)).token == config.token
     registration = await field.becomes("ControlPlaneRegistration", sleeper, "Resolved")
-    assert registration["status"]["resolvedEndpoint"] == found["status"]["endpoint"]
+    assert registration["status"]["resolvedEndpoint"] == awake["status"]["endpoint"]
 
 
-async def test_its_api_server_ends_after_its_instance(field: Any, sleeper: str) -> None:
-    """It was woken by the test before."""
+async def test_api_server_stops_only_after_the_instance_of_mcm(field: Any, sleeper: str) -> None:
+    """The previous test woke the control plane."""
     uid = (await field.get("ControlPlane", sleeper))["metadata"]["uid"]
     config = await field.tenant(sleeper)
     await announce(field, sleeper, {"controlPlaneUID": uid, "services": ["Controllers"]})
     await annotate(field, sleeper, **{SLEEP_REQUESTED_ANNOTATION: now()})
-    found = await field.becomes("ControlPlane", sleeper, "FallingAsleep")
-    assert (found["status"]["phase"], found["status"]["hibernation"]["reason"]) == ("Ready", "Requested")
+    control_plane = await field.becomes("ControlPlane", sleeper, "FallingAsleep")
+    assert (control_plane["status"]["phase"], control_plane["status"]["hibernation"]["reason"]) == (
+        "Ready",
+        "Requested",
+    )
     await field.becomes("ControlPlaneRegistration", sleeper, "Hibernated")
     assert await field.settles(lambda: field.reason("ControlPlane", sleeper), seconds=0.5) == "FallingAsleep"
     assert await answers(field, sleeper)
     await announce(field, sleeper, None)
-    found = await field.becomes("ControlPlane", sleeper, "Hibernated")
-    assert condition(found, "Ready")["status"] == condition(found, "Hibernated")["status"] == "True"
+    control_plane = await field.becomes("ControlPlane", sleeper, "Hibernated")
+    assert condition(control_plane, "Ready")["status"] == condition(control_plane, "Hibernated")["status"] == "True"
     assert not await answers(field, sleeper)
     assert (await field.tenant(sleeper)).token == config.token
 
 
-async def test_it_wakes_by_itself_when_something_inside_is_due(field: Any, sleeper: str) -> None:
+async def test_control_plane_wakes_when_a_cron_job_is_due(field: Any, sleeper: str) -> None:
     config = await field.tenant(sleeper)
     job = {"template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}}
     spec = {"schedule": "0 0 1 1 *", "timeZone": "UTC", "jobTemplate": {"spec": job}}
@@ -160,39 +163,39 @@ async def test_it_wakes_by_itself_when_something_inside_is_due(field: Any, sleep
         assert await field.reason("ControlPlane", sleeper) == "Reconciled"
         await client.delete(_AUTOSCALERS, "web", namespace="default")
     await annotate(field, sleeper, **{SLEEP_REQUESTED_ANNOTATION: now()})
-    found = await field.becomes("ControlPlane", sleeper, "Hibernated")
+    control_plane = await field.becomes("ControlPlane", sleeper, "Hibernated")
     year = datetime.now(UTC).year + 1
-    assert found["status"]["hibernation"]["nextWake"] == f"{year - 1}-12-31T23:59:50Z"
-    due = found["status"]["hibernation"] | {"nextWake": now()}
+    assert control_plane["status"]["hibernation"]["nextWake"] == f"{year - 1}-12-31T23:59:50Z"
+    due = control_plane["status"]["hibernation"] | {"nextWake": now()}
     await field.client.patch(CONTROL_PLANES, sleeper, {"status": {"hibernation": due}}, subresource="status")
-    found = await field.becomes("ControlPlane", sleeper, "Reconciled")
-    assert "due" in condition(found, "Hibernated")["message"]
+    control_plane = await field.becomes("ControlPlane", sleeper, "Reconciled")
+    assert "due" in condition(control_plane, "Hibernated")["message"]
 
 
-async def test_one_that_falls_asleep_is_woken_before_its_api_server_ended(field: Any, sleeper: str) -> None:
+async def test_wake_request_cancels_a_sleep_in_progress(field: Any, sleeper: str) -> None:
     uid = (await wake(field, sleeper))["metadata"]["uid"]
     await announce(field, sleeper, {"controlPlaneUID": uid, "services": ["Controllers"]})
     await annotate(field, sleeper, **{SLEEP_REQUESTED_ANNOTATION: now()})
     await field.becomes("ControlPlane", sleeper, "FallingAsleep")
-    found = await wake(field, sleeper)
-    assert "hibernation" not in found["status"]
+    control_plane = await wake(field, sleeper)
+    assert "hibernation" not in control_plane["status"]
     assert await answers(field, sleeper)
     await field.becomes("ControlPlaneRegistration", sleeper, "Resolved")
     await announce(field, sleeper, None)
 
 
-async def test_a_change_of_its_spec_wakes_it(field: Any, sleeper: str) -> None:
+async def test_start_always_in_spec_wakes_hibernated_control_plane(field: Any, sleeper: str) -> None:
     name = "edited"
     await field.create("ControlPlane", name, **ON_DEMAND)
     await field.becomes("ControlPlane", name, "Hibernated")
     await field.client.patch(CONTROL_PLANES, name, {"spec": {"virtual": {"start": "Always"}}})
-    found = await field.becomes("ControlPlane", name, "Reconciled")
-    assert "Always" in condition(found, "Hibernated")["message"]
+    control_plane = await field.becomes("ControlPlane", name, "Reconciled")
+    assert "Always" in condition(control_plane, "Hibernated")["message"]
     await field.client.delete(CONTROL_PLANES, name)
     await field.gone(CONTROL_PLANES, name)
 
 
-async def test_one_that_sleeps_is_deleted_with_its_data(field: Any, sleeper: str) -> None:
+async def test_deletion_of_hibernated_control_plane_deletes_its_data(field: Any, sleeper: str) -> None:
     name = "never-woken"
     await field.create("ControlPlane", name, **ON_DEMAND)
     await field.becomes("ControlPlane", name, "Hibernated")
@@ -212,13 +215,13 @@ def without_templates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_templates")
-async def test_one_without_a_template_is_bootstrapped_and_then_sleeps(field: Any, sleeper: str) -> None:
+async def test_control_plane_without_template_is_bootstrapped_then_sleeps(field: Any, sleeper: str) -> None:
     name = "bootstrapped"
     settings = {"serviceCIDR": "10.96.0.0/18"}
     await field.create("ControlPlaneClass", name, apiServer=settings, virtual={"start": "OnDemand"})
     await field.create("ControlPlane", name, classRef={"name": name}, deletionPolicy="Destroy")
-    found = await field.becomes("ControlPlane", name, "Hibernated")
-    assert found["status"]["hibernation"]["reason"] == "NotUsedYet"
+    control_plane = await field.becomes("ControlPlane", name, "Hibernated")
+    assert control_plane["status"]["hibernation"]["reason"] == "NotUsedYet"
     assert (field.state / apiserver_name(name) / "log").exists()
     assert not await answers(field, name)
     assert (await field.tenant(name)).token
@@ -226,7 +229,7 @@ async def test_one_without_a_template_is_bootstrapped_and_then_sleeps(field: Any
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_templates")
-async def test_one_whose_tokens_only_its_api_server_can_issue_stays_awake(field: Any, sleeper: str) -> None:
+async def test_control_plane_with_own_token_audience_stays_awake(field: Any, sleeper: str) -> None:
     name = "own-audience"
     settings = {"extraArgs": ["--api-audiences=acme"]}
     await field.create("ControlPlaneClass", name, apiServer=settings, virtual={"start": "OnDemand"})
@@ -236,7 +239,7 @@ async def test_one_whose_tokens_only_its_api_server_can_issue_stays_awake(field:
         return await field.reason("ControlPlane", name, "Hibernated")
 
     await field.eventually(told, lambda reason: reason == "KeptAwake", timeout=60.0)
-    found = await field.becomes("ControlPlane", name, "Reconciled")
-    assert "hibernation" not in found["status"]
+    control_plane = await field.becomes("ControlPlane", name, "Reconciled")
+    assert "hibernation" not in control_plane["status"]
     assert await answers(field, name)
-    assert "only its API server can issue" in condition(found, "Hibernated")["message"]
+    assert "only its API server can issue" in condition(control_plane, "Hibernated")["message"]

@@ -1,4 +1,4 @@
-"""Whatever becomes amiss around a control plane that runs, what is published of it is kept up."""
+"""The operator maintains the published objects of a running control plane while its surroundings are invalid."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def comes_back(field: Any, name: str) -> None:
-    """Delete the Secret with the kubeconfig, and wait for it."""
+    """Delete the Secret with the kubeconfig, and wait until the operator has restored it."""
     reference = (await field.get("ControlPlane", name))["status"]["kubeconfigSecretRef"]
     await field.client.delete(SECRETS, reference["name"], namespace=reference["namespace"])
 
@@ -30,7 +30,7 @@ async def comes_back(field: Any, name: str) -> None:
 
 
 @pytest.mark.usefixtures("unguarded")
-async def test_of_a_control_plane_that_runs(field: Any) -> None:
+async def test_kubeconfig_is_restored_while_class_or_endpoint_is_invalid(field: Any) -> None:
     await field.create("ControlPlaneClass", "narrow", deletionPolicy="Destroy")
     await field.create("ControlPlane", "upheld", classRef={"name": "narrow"})
     await field.becomes("ControlPlane", "upheld", "Reconciled")
@@ -38,7 +38,7 @@ async def test_of_a_control_plane_that_runs(field: Any) -> None:
     async def class_found() -> str:
         return str(await field.reason("ControlPlane", "upheld", "ClassFound"))
 
-    # Its class does not allow the mode any more, or there is none of the name that is given.
+    # Its class no longer allows the mode, or the class in the spec does not exist.
     await field.client.patch(CONTROL_PLANE_CLASSES, "narrow", {"spec": {"modesAllowed": ["Dedicated"]}})
     await field.eventually(class_found, lambda reason: reason == "ModeNotAllowed")
     await comes_back(field, "upheld")
@@ -50,7 +50,7 @@ async def test_of_a_control_plane_that_runs(field: Any) -> None:
     await field.client.patch(CONTROL_PLANES, "upheld", {"spec": {"classRef": {"name": "narrow"}}})
     await field.eventually(class_found, lambda reason: reason == "")
 
-    # Its namespace has lost the label by which it is known.
+    # Its namespace has lost the label of the control plane.
     unlabelled = {"metadata": {"labels": {CONTROL_PLANE_LABEL: None}}}
     await field.client.patch(NAMESPACES, "kplane-cp-upheld", unlabelled)
 
@@ -59,20 +59,20 @@ async def test_of_a_control_plane_that_runs(field: Any) -> None:
 
     await field.eventually(label, lambda found: found == "upheld")
 
-    # The endpoint that kplane made is somebody else's.
+    # The endpoint that kplane created has lost its owner reference.
     await field.client.patch(CONTROL_PLANE_ENDPOINTS, "upheld", {"metadata": {"ownerReferences": None}})
     await field.becomes("ControlPlane", "upheld", "EndpointInvalid")
     await comes_back(field, "upheld")
     await field.client.delete(CONTROL_PLANE_ENDPOINTS, "upheld")
     await field.becomes("ControlPlane", "upheld", "Reconciled")
 
-    # And what would exchange the API server under its users is refused.
+    # The CRD refuses a change to another API server.
     with pytest.raises(Invalid, match="must not be added or removed"):
         await field.client.patch(CONTROL_PLANES, "upheld", {"spec": {"endpointRef": {"name": "other"}}})
 
 
 @pytest.mark.slow
-async def test_a_class_that_says_retain_is_heard_in_a_pause_and_where_it_refuses_the_mode(field: Any) -> None:
+async def test_retain_set_in_class_during_pause_applies_to_deletion(field: Any) -> None:
     await field.create("ControlPlaneClass", "turned", deletionPolicy="Destroy")
     await field.create("ControlPlane", "kept", classRef={"name": "turned"})
     await field.becomes("ControlPlane", "kept", "Reconciled")
@@ -91,8 +91,8 @@ async def test_a_class_that_says_retain_is_heard_in_a_pause_and_where_it_refuses
     assert int(await field.handle.tenants_etcd.count("/clusters/kept/")) > 0
 
     async def unclear() -> bool:
-        found = (await field.client.list(EVENTS, namespace="default")).items
-        return any((event["reason"], event["involvedObject"]["name"]) == ("PolicyUnclear", "kept") for event in found)
+        events = (await field.client.list(EVENTS, namespace="default")).items
+        return any((event["reason"], event["involvedObject"]["name"]) == ("PolicyUnclear", "kept") for event in events)
 
     await field.eventually(unclear)
     await field.client.delete(NAMESPACES, "kplane-cp-kept")

@@ -25,9 +25,9 @@ _KEPT_ALIVE = {"leases", "masterleases", "peerserverleases", "events"}
 
 
 async def others(field: Any, name: str) -> dict[str, str]:
-    """Return hashes of all keys in the shared etcd but those of one control plane, once nobody writes to them.
+    """Return hashes of the keys of other control planes in the shared etcd, once the hashes are stable.
 
-    Without those that API servers write by themselves all the time: that they are there, and Events.
+    Leases and Events are excluded, because API servers write them all the time.
     """
 
     def of_interest(key: str) -> bool:
@@ -36,12 +36,12 @@ async def others(field: Any, name: str) -> dict[str, str]:
     async def digests() -> dict[str, str]:
         return dict(await field.handle.tenants_etcd.digests("/clusters/", of_interest=of_interest))
 
-    found: dict[str, str] = await field.settles(digests)
-    return found
+    result: dict[str, str] = await field.settles(digests)
+    return result
 
 
 @pytest.mark.slow
-async def test_names_that_begin_alike_share_nothing(field: Any) -> None:
+async def test_deletion_keeps_data_of_control_planes_with_same_name_prefix(field: Any) -> None:
     names = ("a", "a-b", "aa")
     for name in names:
         await field.create("ControlPlane", name, deletionPolicy="Destroy")
@@ -64,13 +64,13 @@ async def test_names_that_begin_alike_share_nothing(field: Any) -> None:
 
 
 @pytest.mark.slow
-async def test_a_dedicated_control_plane_has_its_own_etcd(field: Any) -> None:
+async def test_dedicated_control_plane_has_its_own_etcd(field: Any) -> None:
     await field.create("ControlPlane", "own", mode="Dedicated", deletionPolicy="Destroy")
-    found = await field.becomes("ControlPlane", "own", "Reconciled")
-    assert found["status"]["phase"] == "Ready"
+    control_plane = await field.becomes("ControlPlane", "own", "Reconciled")
+    assert control_plane["status"]["phase"] == "Ready"
     for component in (apiserver_name("own"), etcd_name("own")):
         assert len(find_processes(field.state / component)) == 1
-    assert "clusterPath" not in found["status"]
+    assert "clusterPath" not in control_plane["status"]
     async with Client(await field.tenant("own"), field_manager="kplane") as tenant:
         assert {"default", "kube-system", "kplane-system"} <= {
             item["metadata"]["name"] for item in (await tenant.list(NAMESPACES)).items
@@ -81,7 +81,7 @@ async def test_a_dedicated_control_plane_has_its_own_etcd(field: Any) -> None:
         assert find_processes(field.state / component) == []
 
 
-async def test_every_order_of_creation_converges(field: Any, door: dict[str, Any]) -> None:
+async def test_registration_resolves_for_each_order_of_creation(field: Any, door: dict[str, Any]) -> None:
     orders = list(itertools.permutations(("class", "endpoint", "control plane", "registration")))
 
     async def create(number: int, what: str) -> None:
@@ -99,18 +99,18 @@ async def test_every_order_of_creation_converges(field: Any, door: dict[str, Any
                 )
 
     for number, order in enumerate(orders):
-        for what in order:
-            await create(number, what)
+        for kind in order:
+            await create(number, kind)
     for number in range(len(orders)):
-        found = await field.becomes("ControlPlaneRegistration", f"order-{number}", "Resolved")
-        status = found["status"]
+        registration = await field.becomes("ControlPlaneRegistration", f"order-{number}", "Resolved")
+        status = registration["status"]
         assert status["ready"] is True
         assert status["resolvedEndpoint"] == f"{door['endpoint']}/clusters/order-{number}/control-plane"
         assert status["resolvedControllersSecretRef"]["namespace"] == f"kplane-cp-order-{number}"
         assert status["controllers"] == {"profile": "Core"}
 
 
-async def test_a_class_registers_its_control_planes_and_never_touches_what_a_user_made(
+async def test_class_registers_control_planes_and_keeps_user_registrations(
     field: Any, adopt: Callable[..., Awaitable[dict[str, Any]]]
 ) -> None:
     await field.create("ControlPlaneClass", "auto", defaultServices=["controllers"])
@@ -119,6 +119,6 @@ async def test_a_class_registers_its_control_planes_and_never_touches_what_a_use
         await adopt(name, classRef={"name": "auto"})
     await field.becomes("ControlPlaneRegistration", "made", "Resolved")
     await field.becomes("ControlPlane", "users", "Reconciled")
-    made = await field.get("ControlPlaneRegistration", "made")
-    assert made["metadata"]["ownerReferences"][0]["name"] == "made"
+    registration = await field.get("ControlPlaneRegistration", "made")
+    assert registration["metadata"]["ownerReferences"][0]["name"] == "made"
     assert (await field.get("ControlPlaneRegistration", "users"))["spec"]["controlPlaneRef"] == {"name": "other"}

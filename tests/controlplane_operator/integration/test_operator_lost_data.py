@@ -1,4 +1,4 @@
-"""A published control plane whose data are lost: nothing starts on what is there, until a user accepts the loss."""
+"""A published control plane without its data does not start on the remaining data until a user accepts the loss."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ NOTE = {"metadata": {"name": "note", "namespace": "default"}}
 
 
 async def served(field: Any, name: str, **spec: Any) -> dict[str, Any]:
-    """Create a control plane that has an object; returns its status."""
+    """Create a control plane with an object inside, and return its status."""
     await field.create("ControlPlane", name, deletionPolicy="Destroy", **spec)
-    found = await field.becomes("ControlPlane", name, "Reconciled")
+    control_plane = await field.becomes("ControlPlane", name, "Reconciled")
     async with Client(await field.tenant(name), field_manager="kplane") as tenant:
         await tenant.create(CONFIG_MAPS, dict(NOTE))
-    return dict(found["status"])
+    return dict(control_plane["status"])
 
 
 async def is_lost(field: Any, name: str, *, status: dict[str, Any]) -> None:
-    """Return when the condition says it, and no API server runs; published values have to stay."""
-    found = await field.becomes("ControlPlane", name, "DataLost")
-    ready = next(each for each in found["status"]["conditions"] if each["type"] == "Ready")
+    """Wait for condition reason DataLost and for the end of the API server. Published values must stay."""
+    control_plane = await field.becomes("ControlPlane", name, "DataLost")
+    ready = next(condition for condition in control_plane["status"]["conditions"] if condition["type"] == "Ready")
     assert ready["status"] == "False"
     assert f"set annotation {ACCEPT_DATA_LOSS_ANNOTATION} to {status['dataIdentity']}" in ready["message"]
-    assert found["status"]["phase"] == "Failed"
+    assert control_plane["status"]["phase"] == "Failed"
     published = ("endpoint", "endpoints", "kubeconfigSecretRef", "version", "dataIdentity")
-    assert {key: found["status"][key] for key in published} == {key: status[key] for key in published}
+    assert {key: control_plane["status"][key] for key in published} == {key: status[key] for key in published}
     directory = field.state / apiserver_name(name)
     await field.eventually(_probe(lambda: not find_processes(directory)))
 
 
 async def accept(field: Any, name: str, identity: str) -> dict[str, Any]:
-    """Accept the loss; returns the status when the control plane is Ready."""
+    """Accept the loss, wait until the control plane is Ready, and return its status."""
     annotations = {ACCEPT_DATA_LOSS_ANNOTATION: identity}
     await field.client.patch(CONTROL_PLANES, name, {"metadata": {"annotations": annotations}})
     return dict((await field.becomes("ControlPlane", name, "Reconciled"))["status"])
@@ -58,11 +58,11 @@ def _probe(look: Any) -> Any:
     return probe
 
 
-async def test_a_control_plane_whose_prefix_was_deleted_is_lost_until_the_data_are_back_or_given_up(field: Any) -> None:
+async def test_deleted_etcd_prefix_is_lost_until_restored_or_accepted(field: Any) -> None:
     name, prefix = "emptied", "/clusters/emptied/"
     status = await served(field, name)
     async with field.handle.tenants_etcd.client() as etcd:
-        kept = [each async for page in etcd.pages(prefix) for each in page.items]
+        pairs = [pair async for page in etcd.pages(prefix) for pair in page.items]
         assert await identity_of(etcd, prefix) == status["dataIdentity"]
         await etcd.apply([Delete(owner_key(prefix)), Delete(identity_key(prefix))])
         await etcd.delete_prefix(prefix)
@@ -70,18 +70,18 @@ async def test_a_control_plane_whose_prefix_was_deleted_is_lost_until_the_data_a
         await is_lost(field, name, status=status)
         assert await identity_of(etcd, prefix) is None
 
-        # A restore of the etcd brings them back.
-        for each in kept:
-            await etcd.put(each.key, each.value)
+        # A restore of the etcd restores the data.
+        for pair in pairs:
+            await etcd.put(pair.key, pair.value)
         await etcd.put(identity_key(prefix), status["dataIdentity"].encode())
         await field.becomes("ControlPlane", name, "Reconciled")
         async with Client(await field.tenant(name), field_manager="kplane") as tenant:
             assert await tenant.exists(CONFIG_MAPS, "note", namespace="default")
 
-        # The API server makes its namespaces again, with other uids; here before the operator looks.
+        # The API server recreates its namespaces with other uids, here before the next check of the operator.
         await etcd.delete_prefix(prefix)
-        other = next(each.value for each in kept if each.key.endswith(b"/namespaces/default"))
-        await etcd.put(f"{prefix}namespaces/kube-system".encode(), other)
+        namespace = next(pair.value for pair in pairs if pair.key.endswith(b"/namespaces/default"))
+        await etcd.put(f"{prefix}namespaces/kube-system".encode(), namespace)
         await field.client.patch(CONTROL_PLANES, name, {"metadata": {"annotations": {"example.com/look": "2"}}})
         await is_lost(field, name, status=status)
         await etcd.delete_prefix(prefix)
@@ -89,7 +89,7 @@ async def test_a_control_plane_whose_prefix_was_deleted_is_lost_until_the_data_a
         assert renewed["dataIdentity"] == await identity_of(etcd, prefix) != status["dataIdentity"]
 
 
-async def test_a_dedicated_control_plane_whose_volume_was_emptied_is_lost_until_that_is_accepted(field: Any) -> None:
+async def test_emptied_volume_of_dedicated_etcd_is_lost_until_accepted(field: Any) -> None:
     name = "wiped"
     status = await served(field, name, mode="Dedicated")
     directory = field.state / etcd_name(name)

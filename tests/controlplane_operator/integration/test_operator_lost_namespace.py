@@ -1,4 +1,4 @@
-"""A namespace of a control plane that somebody deletes: the tenant keeps its keys, its data and its users."""
+"""A user deletes the namespace of a control plane: the tenant keeps its keys, data and users."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _HOLD = "test.kplane.dev/hold"
 
 
 async def keys_of(field: Any, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = await field.client.get(SECRETS, _KEYS, namespace=f"kplane-cp-{name}")
-    return found
+    secret: dict[str, Any] = await field.client.get(SECRETS, _KEYS, namespace=f"kplane-cp-{name}")
+    return secret
 
 
 async def ready(field: Any, name: str) -> dict[str, Any]:
@@ -40,7 +40,7 @@ async def saved(field: Any, name: str) -> bool:
 
 
 async def hold(field: Any, name: str) -> None:
-    """Have something in the namespace that keeps it Terminating until `let_go`."""
+    """Create an object in the namespace that keeps the namespace Terminating until `let_go`."""
     metadata = {"name": "held", "namespace": f"kplane-cp-{name}", "finalizers": [_HOLD]}
     await field.client.create(CONFIG_MAPS, {"metadata": metadata})
 
@@ -51,15 +51,15 @@ async def let_go(field: Any, name: str) -> None:
 
 
 async def delete_namespace(field: Any, name: str) -> str:
-    """Delete it as a user does; returns its uid."""
-    found = await field.client.get(NAMESPACES, f"kplane-cp-{name}")
+    """Delete the namespace of a control plane as a user does, and return its uid."""
+    namespace = await field.client.get(NAMESPACES, f"kplane-cp-{name}")
     await field.client.delete(NAMESPACES, f"kplane-cp-{name}")
-    uid: str = found["metadata"]["uid"]
+    uid: str = namespace["metadata"]["uid"]
     return uid
 
 
 async def made_anew(field: Any, name: str, *, former: str) -> str:
-    """Wait until the control plane has another namespace than the former; returns its uid."""
+    """Wait until the control plane has a new namespace, and return the uid of the namespace."""
 
     async def current() -> tuple[str, str]:
         status = (await field.get("ControlPlane", name))["status"]
@@ -74,7 +74,7 @@ async def made_anew(field: Any, name: str, *, former: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["Virtual", "Dedicated"])
-async def test_a_tenant_survives_the_deletion_of_its_namespace(field: Any, mode: str) -> None:
+async def test_tenant_survives_deletion_of_its_namespace(field: Any, mode: str) -> None:
     name = f"lost-{mode.lower()}"
     await field.create("ControlPlane", name, mode=mode, deletionPolicy="Destroy")
     status = (await field.becomes("ControlPlane", name, "Reconciled"))["status"]
@@ -86,8 +86,8 @@ async def test_a_tenant_survives_the_deletion_of_its_namespace(field: Any, mode:
     await hold(field, name)
     former = await delete_namespace(field, name)
     assert status["namespaceUID"] == former
-    said = (await field.becomes("ControlPlane", name, "NamespaceDeleted"))["status"]
-    assert said["phase"] == "Unavailable"
+    lost_status = (await field.becomes("ControlPlane", name, "NamespaceDeleted"))["status"]
+    assert lost_status["phase"] == "Unavailable"
     message = (await ready(field, name))["message"]
     assert f"a user deleted namespace kplane-cp-{name}" in message
     assert "the operator makes it anew and puts the keys back" in message
@@ -102,15 +102,15 @@ async def test_a_tenant_survives_the_deletion_of_its_namespace(field: Any, mode:
             assert (await tenant.get(CONFIG_MAPS, "note", namespace="default"))["data"] == _NOTE["data"]
     await field.eventually(lambda: saved(field, name), lambda left: not left)
 
-    # And by a removal all of it goes.
+    # The deletion of the control plane deletes the new namespace too.
     await field.client.delete(CONTROL_PLANES, name)
     await field.gone(CONTROL_PLANES, name)
     await field.gone(NAMESPACES, f"kplane-cp-{name}")
 
 
 @pytest.mark.slow
-async def test_a_namespace_of_that_name_that_somebody_else_made_is_not_taken_over(field: Any) -> None:
-    """It has the labels and annotations of ours, which everybody can read."""
+async def test_recreated_namespace_of_a_user_is_not_taken_over(field: Any) -> None:
+    """The namespace has copies of the labels and annotations of kplane's namespace."""
     await field.create("ControlPlane", "usurped", deletionPolicy="Destroy")
     uid = (await field.becomes("ControlPlane", "usurped", "Reconciled"))["metadata"]["uid"]
     keys = await keys_of(field, "usurped")
@@ -130,7 +130,7 @@ async def test_a_namespace_of_that_name_that_somebody_else_made_is_not_taken_ove
     assert "delete that namespace, and the operator makes its own one anew" in message
     assert (await field.client.list(SECRETS, namespace="kplane-cp-usurped")).items == []
 
-    # As the sentence says; the keys come from a backup.
+    # The remedy of the message, with keys from a backup.
     await field.client.delete(NAMESPACES, "kplane-cp-usurped")
     await field.becomes("ControlPlane", "usurped", "Failed")
     metadata = {
@@ -145,7 +145,7 @@ async def test_a_namespace_of_that_name_that_somebody_else_made_is_not_taken_ove
 
 
 @pytest.mark.slow
-async def test_keys_that_somebody_deletes_are_there_again(field: Any) -> None:
+async def test_deleted_keys_are_restored(field: Any) -> None:
     await field.create("ControlPlane", "unkeyed", deletionPolicy="Destroy")
     await field.becomes("ControlPlane", "unkeyed", "Reconciled")
     keys = await keys_of(field, "unkeyed")
@@ -156,16 +156,16 @@ async def test_keys_that_somebody_deletes_are_there_again(field: Any) -> None:
             return await keys_of(field, "unkeyed")
         return {"metadata": {}}
 
-    found = await field.eventually(
+    restored = await field.eventually(
         again, lambda seen: seen["metadata"].get("uid") not in (None, keys["metadata"]["uid"])
     )
-    assert found["data"] == keys["data"]
+    assert restored["data"] == keys["data"]
     await field.eventually(lambda: saved(field, "unkeyed"), lambda left: not left)
     await field.becomes("ControlPlane", "unkeyed", "Reconciled")
 
 
 @pytest.mark.slow
-async def test_retained_data_keep_their_keys_where_the_namespace_was_deleted_first(field: Any) -> None:
+async def test_retained_data_keep_keys_if_namespace_was_deleted_first(field: Any) -> None:
     await field.create("ControlPlane", "hasty", deletionPolicy="Retain")
     await field.becomes("ControlPlane", "hasty", "Reconciled")
     keys = await keys_of(field, "hasty")
@@ -182,10 +182,10 @@ async def test_retained_data_keep_their_keys_where_the_namespace_was_deleted_fir
     record = await field.client.get(NAMESPACES, "kplane-cp-hasty")
     assert record["metadata"]["uid"] != former
     assert record["metadata"]["labels"][f"{_GROUP}/retained"] == "true"
-    left = await keys_of(field, "hasty")
-    assert left["data"] == keys["data"]
-    # Nobody uses them any more: who deletes their namespace means it.
-    assert "finalizers" not in left["metadata"]
+    retained = await keys_of(field, "hasty")
+    assert retained["data"] == keys["data"]
+    # No control plane uses the keys any more, so a deletion of their namespace is intended.
+    assert "finalizers" not in retained["metadata"]
     await field.client.delete(NAMESPACES, "kplane-cp-hasty")
     await field.gone(NAMESPACES, "kplane-cp-hasty")
     async with field.handle.tenants_etcd.client() as etcd:

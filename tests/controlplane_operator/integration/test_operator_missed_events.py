@@ -1,4 +1,4 @@
-"""What happens while nobody watches becomes known as soon as somebody does."""
+"""Changes before the start of a watch are observed once the watch runs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from kplane.provider import Client, ClusterConfig
 pytestmark = pytest.mark.integration
 
 
-async def test_what_is_deleted_between_the_first_list_and_the_watch_is_known_to_be_gone(
-    api_server: Handle, eventually: Callable[..., Any]
-) -> None:
+async def test_deletion_between_list_and_watch_is_observed(api_server: Handle, eventually: Callable[..., Any]) -> None:
     config = ClusterConfig.load(api_server.admin_kubeconfig)
     stores = Stores()
 

@@ -1,4 +1,4 @@
-"""Objects that the models do not understand, stored before a rule of the CRD: told, kept, and removable."""
+"""Objects that the models refuse, stored before a rule of the CRD: reported, maintained and deletable."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 _CRD = "controlplanes.controlplane.kplane.dev"
 _ODD = {"endpointRef": {"name": "nowhere"}, "version": "1.36.0"}
-"""What no rule of the CRD allows together."""
+"""Fields that the rules of the CRD forbid in combination."""
 
 
 def _without_rules(schema: Any) -> Any:
     if isinstance(schema, dict):
         return {key: _without_rules(value) for key, value in schema.items() if key != "x-kubernetes-validations"}
-    return [_without_rules(each) for each in schema] if isinstance(schema, list) else schema
+    return [_without_rules(item) for item in schema] if isinstance(schema, list) else schema
 
 
 @contextlib.asynccontextmanager
 async def without_rules(field: Any) -> AsyncIterator[None]:
-    """Have the API server take control planes as one did that knew no rules yet."""
-    found = await field.client.get(CUSTOM_RESOURCE_DEFINITIONS, _CRD)
-    strict = copy.deepcopy(found["spec"]["versions"])
+    """Remove the validation rules from the CRD of control planes, as in an older version of the CRD."""
+    crd = await field.client.get(CUSTOM_RESOURCE_DEFINITIONS, _CRD)
+    strict = copy.deepcopy(crd["spec"]["versions"])
 
     async def set_versions(versions: Any) -> None:
         await field.client.patch(CUSTOM_RESOURCE_DEFINITIONS, _CRD, {"spec": {"versions": versions}})
@@ -39,7 +39,7 @@ async def without_rules(field: Any) -> AsyncIterator[None]:
         try:
             await field.create("ControlPlane", "odd-probe", **_ODD)
         except Invalid:
-            return False  # and not where the former one has yet to go, which says nothing of rules
+            return False  # AlreadyExists is no verdict: the former probe still terminates
         await field.client.delete(CONTROL_PLANES, "odd-probe")
         return True
 
@@ -64,7 +64,7 @@ async def says(field: Any, name: str, kind: str, reason: str, *, of: str = "Cont
     return result
 
 
-async def test_it_says_which_field_until_that_is_mended(
+async def test_invalid_spec_of_adopted_control_plane_names_the_field(
     field: Any, adopt: Callable[..., Awaitable[dict[str, Any]]]
 ) -> None:
     await adopt("odd-adopted")
@@ -85,7 +85,7 @@ async def test_it_says_which_field_until_that_is_mended(
 
 
 @pytest.mark.slow
-async def test_it_says_which_field_and_its_deletion_goes_by_what_was_recorded(field: Any) -> None:
+async def test_deletion_with_invalid_spec_follows_the_recorded_policy(field: Any) -> None:
     for name, policy in (("odd-gone", "Destroy"), ("odd-kept", "Retain"), ("odd-mended", "Destroy")):
         await field.create("ControlPlane", name, deletionPolicy=policy)
     await field.create(
@@ -100,17 +100,17 @@ async def test_it_says_which_field_and_its_deletion_goes_by_what_was_recorded(fi
         for name in ("odd-gone", "odd-kept"):
             await field.client.patch(CONTROL_PLANES, name, {"spec": _ODD})
         await field.client.patch(CONTROL_PLANES, "odd-mended", {"spec": {"dedicated": {}}})
-        # What it says of the policy now was never in force.
+        # The operator never applied this policy, because the spec is invalid.
         await field.client.patch(CONTROL_PLANES, "odd-kept", {"spec": {"deletionPolicy": "Destroy"}})
 
     ready = await says(field, "odd-new", "Ready", "SpecInvalid")
     assert ready["status"] == "False"
     assert "spec.version" in ready["message"]
-    for name, found in before.items():
+    for name, published in before.items():
         await says(field, name, "Synced", "SpecInvalid")
         status = (await field.get("ControlPlane", name))["status"]
-        assert (status["endpoint"], status["phase"]) == (found["status"]["endpoint"], "Ready")
-    # Who has nothing to do with it goes on, and what was resolved stays so.
+        assert (status["endpoint"], status["phase"]) == (published["status"]["endpoint"], "Ready")
+    # Other control planes reconcile, and the resolved registration stays as published.
     await field.create("ControlPlane", "odd-neighbour", virtual={"clusterPath": "odd-gone"}, deletionPolicy="Destroy")
     await field.becomes("ControlPlane", "odd-neighbour", "ClusterPathInUse")
     await field.client.patch(CONTROL_PLANE_REGISTRATIONS, "odd-gone", {"metadata": {"labels": {"look": "again"}}})
@@ -125,10 +125,10 @@ async def test_it_says_which_field_and_its_deletion_goes_by_what_was_recorded(fi
     for name in ("odd-new", "odd-gone", "odd-kept"):
         await field.gone(CONTROL_PLANES, name)
     assert int(await field.handle.tenants_etcd.count("/clusters/odd-kept/")) > 100
-    kept = await field.client.get(NAMESPACES, "kplane-cp-odd-kept")
-    assert "controlplane.kplane.dev/adoption-token" in kept["metadata"]["annotations"]
+    namespace = await field.client.get(NAMESPACES, "kplane-cp-odd-kept")
+    assert "controlplane.kplane.dev/adoption-token" in namespace["metadata"]["annotations"]
     with pytest.raises(NotFound):
         await field.client.get(NAMESPACES, "kplane-cp-odd-gone")
-    # Its path is free, and nothing was left below it.
+    # Its cluster path is free, and has no data.
     await field.becomes("ControlPlane", "odd-neighbour", "Reconciled")
     await field.client.delete(NAMESPACES, "kplane-cp-odd-kept")

@@ -1,4 +1,4 @@
-"""What runs for a control plane that is gone without the operator is ended, and nothing else."""
+"""Orphaned components: the operator stops the components of control planes that were deleted without it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def orphans_of(client: Client, runtime: ProcessRuntime) -> ComponentCollector:
     return ComponentCollector(client, runtime=runtime, mcms=DedicatedMcms(runtime, identities=McmIdentities(client)))
 
 
-async def test_components_without_a_control_plane_end_and_keep_their_data(api_server: Handle, tmp_path: Path) -> None:
+async def test_components_without_control_plane_stop_and_keep_their_data(api_server: Handle, tmp_path: Path) -> None:
     names = [apiserver_name("ghost"), etcd_name("ghost"), apiserver_name("present")]
     async with (
         Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client,
@@ -42,14 +42,14 @@ async def test_components_without_a_control_plane_end_and_keep_their_data(api_se
             await client.delete(CONTROL_PLANES, "present")
 
 
-async def test_an_mcm_without_its_registration_ends_and_leaves_nothing(api_server: Handle, tmp_path: Path) -> None:
+async def test_mcm_without_registration_is_removed_with_its_account(api_server: Handle, tmp_path: Path) -> None:
     async with (
         Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client,
         ProcessRuntime(tmp_path / "runtime", programs=[Path("/bin")]) as runtime,
     ):
         body = {"metadata": {"name": "present"}, "spec": {"controlPlaneRef": {"name": "present"}}}
         uid = (await client.create(CONTROL_PLANE_REGISTRATIONS, body))["metadata"]["uid"]
-        # One that was deleted may have had the name of one that is there.
+        # A deleted registration may have had the name of a present registration.
         names = [mcm_name("present", uid="uid-of-a-former-one"), mcm_name("present", uid=uid)]
         await client.create(NAMESPACES, {"metadata": {"name": "kplane-cp-present"}})
         accounts = [account_of(name) for name in names]
@@ -59,14 +59,14 @@ async def test_an_mcm_without_its_registration_ends_and_leaves_nothing(api_serve
                 await runtime.apply(Component(name=name, program="sleep", args=("1000",), lifetime=Lifetime.BOUND))
             await orphans_of(client, runtime).collect()
             assert list(runtime.names()) == names[1:]
-            left = await client.list(SERVICE_ACCOUNTS, namespace="kplane-cp-present")
-            assert {item["metadata"]["name"] for item in left.items} - {"default"} == {accounts[1].name}
+            service_accounts = await client.list(SERVICE_ACCOUNTS, namespace="kplane-cp-present")
+            assert {item["metadata"]["name"] for item in service_accounts.items} - {"default"} == {accounts[1].name}
         finally:
             await client.delete(NAMESPACES, "kplane-cp-present")
             await client.delete(CONTROL_PLANE_REGISTRATIONS, "present")
 
 
-async def test_nothing_is_ended_while_the_cluster_does_not_answer(tmp_path: Path) -> None:
+async def test_components_run_on_while_management_cluster_is_unreachable(tmp_path: Path) -> None:
     config = ClusterConfig(server="https://127.0.0.1:1", ca_data=None, token="none")
     async with (
         Client(config, timeout_seconds=2.0, field_manager="kplane") as client,

@@ -1,4 +1,4 @@
-"""An adopted control plane whose endpoint changes: address and kubeconfig are published as one pair, always."""
+"""An adopted control plane whose endpoint changes: address and kubeconfig are always published as a pair."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SECRETS = ("kubeconfigSecretRef", "controllersSecretRef")
 
 
 class Watcher:
-    """Reads registrations and the Secrets that they name, again and again, as a consumer might at any moment."""
+    """Reads registrations and their Secrets in a loop, as a consumer may do at any time."""
 
     def __init__(self, field: Any, *, cas: dict[str, bytes | None]) -> None:
         self._field = field
@@ -48,7 +48,7 @@ class Watcher:
             after = await self._field.get("ControlPlaneRegistration", registration)
             if after["metadata"]["resourceVersion"] != before["metadata"]["resourceVersion"]:
                 continue
-            # The registration said this before and after the Secrets were read.
+            # The registration did not change while the Secrets were read.
             address = status["resolvedEndpoint"]
             assert [(config.server, config.ca_data) for config in configs] == [(address, self._cas[address])] * 2
             self.seen[address] += 1
@@ -60,14 +60,14 @@ class Watcher:
 
 @contextlib.asynccontextmanager
 async def listening_in(config: ClusterConfig, *, tls_server: Any) -> AsyncIterator[tuple[ClusterConfig, set[str]]]:
-    """A server with a CA of its own that passes everything on to an API server, and notes who it is told to be."""
-    shown = set[str]()
+    """Server with its own CA that forwards all requests to an API server, and records their bearer tokens."""
+    tokens = set[str]()
     trust = ssl.create_default_context(cadata=(config.ca_data or b"").decode())
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trust)) as session:
 
         async def pass_on(request: web.BaseRequest) -> web.Response:
-            shown.add(request.headers.get("Authorization", "").removeprefix("Bearer "))
+            tokens.add(request.headers.get("Authorization", "").removeprefix("Bearer "))
             headers = {
                 name: request.headers[name]
                 for name in ("Authorization", "Content-Type", "Accept")
@@ -79,23 +79,23 @@ async def listening_in(config: ClusterConfig, *, tls_server: Any) -> AsyncIterat
                 return web.Response(status=answer.status, body=await answer.read(), content_type=answer.content_type)
 
         async with tls_server(pass_on) as served:
-            yield replace(config, server=served.server, ca_data=served.ca_data), shown
+            yield replace(config, server=served.server, ca_data=served.ca_data), tokens
 
 
-async def test_what_one_api_server_issued_is_shown_to_no_other(field: Any, tenant: Any, tls_server: Any) -> None:
+async def test_issued_tokens_are_not_sent_to_another_api_server(field: Any, tenant: Any, tls_server: Any) -> None:
     first = ClusterConfig.load(field.handle.admin_kubeconfig)
-    async with listening_in(await owner_of(tenant.administrator), tls_server=tls_server) as (second, shown):
+    async with listening_in(await owner_of(tenant.administrator), tls_server=tls_server) as (second, sent_tokens):
         await field.create("ControlPlaneEndpoint", "way", **await door_to(field, "first", config=first))
         await field.create("ControlPlane", "traveller", mode="Dedicated", endpointRef={"name": "way"})
         await field.becomes("ControlPlane", "traveller", "Reconciled")
         issued = {(await field.tenant("traveller", secret=name)).token for name in _SECRETS}
 
-        way = await door_to(field, "second", config=second)
-        await field.client.patch(CONTROL_PLANE_ENDPOINTS, "way", {"spec": way})
-        # The other API server has another cluster. It is asked who it is, by its own credentials.
+        second_spec = await door_to(field, "second", config=second)
+        await field.client.patch(CONTROL_PLANE_ENDPOINTS, "way", {"spec": second_spec})
+        # The second endpoint is another cluster. The operator reads the uid with the endpoint's own credentials.
         await field.becomes("ControlPlane", "traveller", "ClusterChanged")
-        assert shown
-        assert not issued & shown
+        assert sent_tokens
+        assert not issued & sent_tokens
         assert (await field.get("ControlPlane", "traveller"))["status"]["endpoint"] == first.server
         assert {(await field.tenant("traveller", secret=name)).token for name in _SECRETS} == issued
 
@@ -103,18 +103,16 @@ async def test_what_one_api_server_issued_is_shown_to_no_other(field: Any, tenan
         await field.becomes("ControlPlane", "traveller", "Reconciled")
         await field.client.delete(CONTROL_PLANES, "traveller")
         await field.gone(CONTROL_PLANES, "traveller")
-        # So that nobody probes it any more when the server ends.
+        # The operator must not probe the endpoint after its server has ended.
         await field.client.delete(CONTROL_PLANE_ENDPOINTS, "way")
         await field.gone(CONTROL_PLANE_ENDPOINTS, "way")
 
 
-async def test_no_registration_ever_names_an_address_with_the_credentials_for_another(
-    field: Any, tls_server: Any
-) -> None:
-    # One cluster at two addresses, each with a CA of its own.
-    left = await owner_of(ClusterConfig.load(field.handle.admin_kubeconfig))
-    async with listening_in(left, tls_server=tls_server) as (right, _):
-        await switch_between({"left": left, "right": right}, field=field)
+async def test_registration_publishes_address_and_credentials_as_a_pair(field: Any, tls_server: Any) -> None:
+    # The cluster has two addresses, each with its own CA.
+    direct = await owner_of(ClusterConfig.load(field.handle.admin_kubeconfig))
+    async with listening_in(direct, tls_server=tls_server) as (relayed, _):
+        await switch_between({"left": direct, "right": relayed}, field=field)
 
 
 async def switch_between(servers: dict[str, ClusterConfig], *, field: Any) -> None:
@@ -124,7 +122,7 @@ async def switch_between(servers: dict[str, ClusterConfig], *, field: Any) -> No
 
     await field.create("ControlPlaneEndpoint", "door", **doors["left"])
     await field.create("ControlPlane", "mover", mode="Dedicated", endpointRef={"name": "door"})
-    # Each has a service of its own, so that both are resolved.
+    # Both resolve, because each registration has its own service.
     registrations: dict[str, dict[str, Any]] = {
         "plain": {"services": ["Controllers"]},
         "by-door": {"services": ["Scheduler"], "endpointRef": {"name": "door"}},
@@ -137,8 +135,11 @@ async def switch_between(servers: dict[str, ClusterConfig], *, field: Any) -> No
 
     async def all_at(name: str) -> None:
         async def resolved() -> set[str | None]:
-            found = [(await field.get("ControlPlaneRegistration", each)).get("status", {}) for each in registrations]
-            return {status.get("resolvedEndpoint") for status in found}
+            statuses = [
+                (await field.get("ControlPlaneRegistration", registration)).get("status", {})
+                for registration in registrations
+            ]
+            return {status.get("resolvedEndpoint") for status in statuses}
 
         await field.eventually(resolved, lambda urls: urls == {servers[name].server}, timeout=120.0)
 
@@ -153,7 +154,7 @@ async def switch_between(servers: dict[str, ClusterConfig], *, field: Any) -> No
             await field.eventually(
                 lambda address=servers[name].server: watcher.seen[address], lambda seen, enough=enough: seen >= enough
             )
-        # Back and forth faster than anybody follows: whatever is passed on the way, the end is where it leads to.
+        # The changes are faster than the operator. The published state converges on the last address.
         for name in ("right", "left", "right", "left", "right"):
             await lead_to(name)
             await asyncio.sleep(0.05)
@@ -168,14 +169,14 @@ async def switch_between(servers: dict[str, ClusterConfig], *, field: Any) -> No
     status = (await field.get("ControlPlane", "mover"))["status"]
     assert status["endpoint"] == servers["right"].server
 
-    # Where it does not lead anywhere, all stays with the last address that was any good.
+    # An unreachable address leaves the last good address published.
     await field.client.patch(CONTROL_PLANE_ENDPOINTS, "door", {"spec": {"endpoint": "https://127.0.0.1:9"}})
     await field.becomes("ControlPlane", "mover", "EndpointUnreachable")
     await all_at("right")
     assert (await field.get("ControlPlane", "mover"))["status"]["endpoint"] == status["endpoint"]
     await lead_to("right")
     await field.becomes("ControlPlane", "mover", "Reconciled")
-    # So that nobody probes it any more when the server ends.
+    # The operator must not probe the endpoint after its server has ended.
     for name in registrations:
         await field.client.delete(CONTROL_PLANE_REGISTRATIONS, name)
         await field.gone(CONTROL_PLANE_REGISTRATIONS, name)

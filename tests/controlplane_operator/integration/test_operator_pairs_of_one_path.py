@@ -1,4 +1,4 @@
-"""Two control planes of one clusterPath: an endpoint that is led to the other's API server gets nothing of it."""
+"""Two control planes with the same clusterPath: an endpoint moved to the other's API server gets no access."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ _SECRETS = ("kubeconfigSecretRef", "controllersSecretRef")
 
 
 @pytest.mark.slow
-async def test_an_endpoint_that_is_led_to_a_path_of_another_one_gives_nobody_its_data(
-    mortal_field: Any, tmp_path: Path
-) -> None:
-    """Two of one clusterPath at two servers, and the older one's endpoint is edited to the server of the younger."""
+async def test_endpoint_moved_to_path_of_another_control_plane_is_refused(mortal_field: Any, tmp_path: Path) -> None:
+    """The older control plane's endpoint is changed to the server of the younger, which has the same clusterPath."""
     field, running = mortal_field
     async with contextlib.AsyncExitStack() as stack:
         runtime = await stack.enter_async_context(ProcessRuntime(tmp_path / "runtime", programs=field.handle.programs))
@@ -47,8 +45,8 @@ async def test_an_endpoint_that_is_led_to_a_path_of_another_one_gives_nobody_its
             await field.create("ControlPlaneEndpoint", name, **doors[side])
             virtual = {"clusterPath": "p"}
             await field.create("ControlPlane", name, virtual=virtual, endpointRef={"name": name})
-            found = await field.becomes("ControlPlane", name, "Reconciled")
-            assert found["status"]["endpoint"] == urls[side]
+            control_plane = await field.becomes("ControlPlane", name, "Reconciled")
+            assert control_plane["status"]["endpoint"] == urls[side]
 
         async def published() -> dict[str, ClusterConfig]:
             names = itertools.product(("older", "younger"), _SECRETS)
@@ -57,7 +55,7 @@ async def test_an_endpoint_that_is_led_to_a_path_of_another_one_gives_nobody_its
         before = await published()
         await field.client.patch(CONTROL_PLANE_ENDPOINTS, "older", {"spec": doors["right"]})
         await field.becomes("ControlPlane", "older", "ClusterPathInUse")
-        # Nor does an operator that has to know it from what is written down.
+        # A restarted operator refuses the change too, based on the stored objects.
         await operator.aclose()
         await field.client.patch(CONTROL_PLANE_ENDPOINTS, "older", {"metadata": {"labels": {"looked": "at"}}})
         await operator.enter_async_context(running())
@@ -70,7 +68,7 @@ async def test_an_endpoint_that_is_led_to_a_path_of_another_one_gives_nobody_its
                 await client.list(NAMESPACES)
         assert (await field.get("ControlPlane", "older"))["status"]["endpoint"] == urls["left"]
 
-        # Its end is not that of the one whose server it was led to, whose credentials the endpoint has now.
+        # The deletion of the older control plane does not revoke the credentials of the younger at the same server.
         await field.client.delete(CONTROL_PLANES, "older")
         await field.gone(CONTROL_PLANES, "older")
         for secret in _SECRETS:
@@ -79,10 +77,10 @@ async def test_an_endpoint_that_is_led_to_a_path_of_another_one_gives_nobody_its
             async with Client(before[f"younger {secret}"], field_manager="kplane") as client:
                 await client.list(NAMESPACES)
 
-        # When the path is free, who waits for it gets it.
+        # The waiting control plane gets the path when the path is free.
         await field.client.delete(CONTROL_PLANES, "younger")
         await field.gone(CONTROL_PLANES, "younger")
-        found = await field.becomes("ControlPlane", "later", "Reconciled")
-        assert found["status"]["endpoint"] == urls["right"]
+        control_plane = await field.becomes("ControlPlane", "later", "Reconciled")
+        assert control_plane["status"]["endpoint"] == urls["right"]
         await field.client.delete(CONTROL_PLANES, "later")
         await field.gone(CONTROL_PLANES, "later")

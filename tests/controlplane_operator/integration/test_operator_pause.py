@@ -1,4 +1,4 @@
-"""What is paused is left alone, its deletion included, and goes on at once afterwards."""
+"""The operator does not reconcile or delete paused objects, and continues at once after a pause."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ async def pause(field: Any, resource: Resource, name: str, value: str | None = "
 
 
 async def looked_at(field: Any, resource: Resource, name: str) -> dict[str, Any]:
-    """Wait until the operator has seen the object as it is now, and says that it is paused."""
+    """Wait until condition Paused of the object has its present generation."""
 
     async def told() -> dict[str, Any]:
-        found: dict[str, Any] = await field.client.get(resource, name)
-        return found
+        obj: dict[str, Any] = await field.client.get(resource, name)
+        return obj
 
     def is_present(found: dict[str, Any]) -> bool:
-        told = paused(found)
-        return bool(told) and told["observedGeneration"] == found["metadata"]["generation"]
+        condition = paused(found)
+        return bool(condition) and condition["observedGeneration"] == found["metadata"]["generation"]
 
-    found: dict[str, Any] = await field.eventually(told, is_present)
-    assert paused(found)["status"] == "True"
-    return found
+    observed: dict[str, Any] = await field.eventually(told, is_present)
+    assert paused(observed)["status"] == "True"
+    return observed
 
 
 def paused(obj: dict[str, Any]) -> dict[str, Any]:
     conditions = obj.get("status", {}).get("conditions", [])
-    return next((each for each in conditions if each["type"] == "Paused"), {})
+    return next((item for item in conditions if item["type"] == "Paused"), {})
 
 
 async def secret(field: Any, name: str) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = await field.client.get(
+        obj: dict[str, Any] = await field.client.get(
             SECRETS, f"controlplane-{name}-kubeconfig", namespace=f"kplane-cp-{name}"
         )
     except NotFound:
         return None
-    return found
+    return obj
 
 
-async def test_a_paused_control_plane_is_left_alone_and_goes_on_afterwards(field: Any, adopt: Adopt) -> None:
+async def test_paused_control_plane_is_not_reconciled_until_unpaused(field: Any, adopt: Adopt) -> None:
     await adopt("rest", deletionPolicy="Destroy")
     await field.becomes("ControlPlane", "rest", "Reconciled")
     before = await field.settles(lambda: field.get("ControlPlane", "rest"))
@@ -62,10 +62,10 @@ async def test_a_paused_control_plane_is_left_alone_and_goes_on_afterwards(field
     await looked_at(field, CONTROL_PLANES, "rest")
     await field.client.delete(SECRETS, "controlplane-rest-kubeconfig", namespace="kplane-cp-rest")
     await field.client.patch(CONTROL_PLANES, "rest", {"spec": {"deletionPolicy": "Retain"}})
-    found = await looked_at(field, CONTROL_PLANES, "rest")
+    control_plane = await looked_at(field, CONTROL_PLANES, "rest")
     assert await secret(field, "rest") is None
-    conditions = [each for each in found["status"]["conditions"] if each["type"] != "Paused"]
-    assert {**found["status"], "conditions": conditions} == before["status"]
+    conditions = [item for item in control_plane["status"]["conditions"] if item["type"] != "Paused"]
+    assert {**control_plane["status"], "conditions": conditions} == before["status"]
 
     await pause(field, CONTROL_PLANES, "rest", None)
     await field.eventually(lambda: secret(field, "rest"))
@@ -76,7 +76,7 @@ async def test_a_paused_control_plane_is_left_alone_and_goes_on_afterwards(field
     await field.client.patch(CONTROL_PLANES, "rest", {"spec": {"deletionPolicy": "Destroy"}})
 
 
-async def test_the_deletion_of_a_paused_control_plane_waits_and_says_so(field: Any, adopt: Adopt) -> None:
+async def test_deletion_of_paused_control_plane_waits_with_a_message(field: Any, adopt: Adopt) -> None:
     await adopt("stay", deletionPolicy="Destroy")
     await field.create("ControlPlaneRegistration", "stay", controlPlaneRef={"name": "stay"}, services=["Controllers"])
     registered = await field.becomes("ControlPlaneRegistration", "stay", "Resolved")
@@ -87,9 +87,9 @@ async def test_the_deletion_of_a_paused_control_plane_waits_and_says_so(field: A
     def waits(found: dict[str, Any]) -> bool:
         return "its deletion waits as well" in paused(found).get("message", "")
 
-    found = await field.eventually(lambda: field.get("ControlPlane", "stay"), waits)
-    assert found["status"]["phase"] == "Terminating"
-    # Nothing was ended: the services of its registrations, its data and credentials are as they were.
+    control_plane = await field.eventually(lambda: field.get("ControlPlane", "stay"), waits)
+    assert control_plane["status"]["phase"] == "Terminating"
+    # The services of its registrations, its data and its credentials stay.
     assert (await field.get("ControlPlaneRegistration", "stay"))["status"] == registered["status"]
     assert await secret(field, "stay") is not None
     async with Client(await field.tenant("stay"), field_manager="kplane") as tenant:
@@ -101,18 +101,18 @@ async def test_the_deletion_of_a_paused_control_plane_waits_and_says_so(field: A
     await field.becomes("ControlPlaneRegistration", "stay", "ControlPlaneNotFound")
 
 
-async def test_nothing_is_made_for_what_is_created_paused(field: Any, adopt: Adopt) -> None:
+async def test_control_plane_created_paused_has_no_namespace(field: Any, adopt: Adopt) -> None:
     await adopt("later", annotations={PAUSE: "true"}, deletionPolicy="Destroy")
-    found = await looked_at(field, CONTROL_PLANES, "later")
-    assert found["status"]["phase"] == "Pending"
-    assert "finalizers" not in found["metadata"]
+    control_plane = await looked_at(field, CONTROL_PLANES, "later")
+    assert control_plane["status"]["phase"] == "Pending"
+    assert "finalizers" not in control_plane["metadata"]
     with pytest.raises(NotFound):
         await field.client.get(NAMESPACES, "kplane-cp-later")
     await pause(field, CONTROL_PLANES, "later", "false")
     await field.becomes("ControlPlane", "later", "Reconciled")
 
 
-async def test_a_paused_registration_stays_as_it_resolved(field: Any, adopt: Adopt) -> None:
+async def test_paused_registration_keeps_its_resolved_status(field: Any, adopt: Adopt) -> None:
     await field.create("ControlPlaneClass", "profiled", controllers={"profile": "Core"})
     await adopt("frozen", classRef={"name": "profiled"})
     await field.create(
@@ -123,9 +123,9 @@ async def test_a_paused_registration_stays_as_it_resolved(field: Any, adopt: Ado
     await looked_at(field, CONTROL_PLANE_REGISTRATIONS, "frozen")
     await field.client.patch(CONTROL_PLANE_CLASSES, "profiled", {"spec": {"controllers": {"profile": "Full"}}})
     await field.client.patch(CONTROL_PLANE_REGISTRATIONS, "frozen", {"spec": {"services": []}})
-    found = await looked_at(field, CONTROL_PLANE_REGISTRATIONS, "frozen")
-    assert found["status"]["controllers"] == before["status"]["controllers"] == {"profile": "Core"}
-    assert found["status"]["services"] == ["Controllers"]
+    registration = await looked_at(field, CONTROL_PLANE_REGISTRATIONS, "frozen")
+    assert registration["status"]["controllers"] == before["status"]["controllers"] == {"profile": "Core"}
+    assert registration["status"]["services"] == ["Controllers"]
 
     await pause(field, CONTROL_PLANE_REGISTRATIONS, "frozen", None)
 

@@ -1,4 +1,4 @@
-"""What a user takes away inside a control plane: the published credentials work again, without a word from anybody."""
+"""A user breaks the published credentials inside a control plane: the operator repairs them without a request."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .conftest import owner_of
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 _LIMIT_SECONDS = 32.0
-"""Period of the probes, the memory of the API server for good tokens, and two seconds for the repair."""
+"""Period of the probes, lifetime of the API server's token cache, and two seconds for the repair."""
 
 
 async def lets_in(field: Any, name: str, *, secret: str) -> bool:
-    """Tell whether a control plane lets in who has the published kubeconfig, as it is now."""
+    """Return whether the control plane accepts its published kubeconfig."""
     return not await field.refuses(await field.tenant(name, secret=secret))
 
 
@@ -34,7 +34,7 @@ async def lets_in(field: Any, name: str, *, secret: str) -> bool:
         ("subjects", "controllersSecretRef"),
     ],
 )
-async def test_credentials_work_again_after_user_takes_them_away(
+async def test_credentials_are_repaired_after_a_user_breaks_them(
     field: Any, house: dict[str, Any], secret: str, what: str
 ) -> None:
     name = "house"
@@ -54,11 +54,11 @@ async def test_credentials_work_again_after_user_takes_them_away(
         return not await lets_in(field, name, secret=secret)
 
     if what == "account":
-        # The API server remembers a good token for ten seconds.
+        # The API server caches the authentication of a token for ten seconds.
         await field.eventually(refused, timeout=15.0)
     await field.eventually(lambda: lets_in(field, name, secret=secret), timeout=60.0)
     assert time.monotonic() - began < _LIMIT_SECONDS
     assert (await field.get("ControlPlane", name))["metadata"]["uid"] == house["metadata"]["uid"]
     events = (await field.client.list(EVENTS, namespace="default")).items
-    told = [event["message"] for event in events if event["reason"] == "CredentialsRejected"]
-    assert any(f"controlplane-{kind}" in message for message in told)
+    messages = [event["message"] for event in events if event["reason"] == "CredentialsRejected"]
+    assert any(f"controlplane-{kind}" in message for message in messages)

@@ -1,4 +1,4 @@
-"""The operator as a process: what it logs, and that it ends cleanly."""
+"""The operator as a process: log and clean exit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def state() -> AsyncIterator[Path]:
 async def started(
     handle: Handle, state: Path, eventually: Any, *, port: int, log: IO[bytes] | int = asyncio.subprocess.DEVNULL
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run the operator, killed at the end where it has not ended before."""
+    """Run the operator as a process. Kill the process at the end if it still runs."""
     listen = f"127.0.0.1:{port}"
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -60,7 +60,7 @@ async def started(
         async with aiohttp.ClientSession() as session, session.get(f"http://{listen}/readyz") as answer:
             assert answer.status == 200
         async with aiohttp.ClientSession() as session, session.get(f"http://{listen}/metrics") as answer:
-            # An operator is ready a moment before it works, and counts from then on.
+            # The operator is ready a moment before it reconciles, and exposes this metric once it reconciles.
             return 'kplane_control_planes{phase="Ready"}' in await answer.text()
 
     try:
@@ -72,13 +72,13 @@ async def started(
             await process.wait()
 
 
-async def test_what_is_logged_of_an_object_carries_its_name(
+async def test_log_lines_about_an_object_have_its_name(
     api_server: Handle, state: Path, tmp_path: Path, eventually: Any, hold_port: Callable[[], int]
 ) -> None:
     log = tmp_path / "log"
 
     def said() -> dict[str, dict[str, Any]]:
-        """Lines of the log about the control plane, by their reason."""
+        """Return the lines of the log about the control plane by reason."""
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         return {line["reason"]: line for line in lines if line.get("object") == "ControlPlane/logged"}
 
@@ -99,9 +99,9 @@ async def test_what_is_logged_of_an_object_carries_its_name(
         await client.create(CONTROL_PLANE_ENDPOINTS, {"metadata": {"name": "logged"}, "spec": door})
         stack.push_async_callback(client.delete, CONTROL_PLANE_ENDPOINTS, "logged")
         await client.create(CONTROL_PLANES, {"metadata": {"name": "logged"}, "spec": spec})
-        found = await eventually(lambda: said().get("ClassNotFound"))
-        assert found["level"] == "warning"
-        assert "ControlPlaneClass absent" in found["message"]
+        entry = await eventually(lambda: said().get("ClassNotFound"))
+        assert entry["level"] == "warning"
+        assert "ControlPlaneClass absent" in entry["message"]
         await client.patch(CONTROL_PLANES, "logged", {"spec": {"classRef": None}})
         assert (await eventually(lambda: said().get("Reconciled"), timeout=120.0))["level"] == "info"
         await client.delete(CONTROL_PLANES, "logged")

@@ -1,4 +1,4 @@
-"""/readyz follows what is known of the management cluster; /healthz does not, for a restart would help nobody."""
+"""/readyz follows the operator's connection to the management cluster. /healthz does not: a restart would not help."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 async def line(api_server: Handle) -> AsyncIterator[Line]:
-    made = Line(ClusterConfig.load(api_server.operator_kubeconfig).server)
-    await made.lay()
-    yield made
-    made.end()
+    proxy = Line(ClusterConfig.load(api_server.operator_kubeconfig).server)
+    await proxy.lay()
+    yield proxy
+    proxy.end()
 
 
 @pytest.fixture
 def begin(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Until it is set, the operator follows the management cluster and does not begin to work."""
-    begun = asyncio.Event()
+    """Event that holds the operator before its first reconciliation, while its watches run."""
+    event = asyncio.Event()
     enter = ProcessRuntime.__aenter__
 
     async def entered(self: ProcessRuntime) -> ProcessRuntime:
-        await begun.wait()
+        await event.wait()
         return await enter(self)
 
     monkeypatch.setattr(ProcessRuntime, "__aenter__", entered)
-    return begun
+    return event
 
 
 @pytest.fixture
 async def url(
     api_server: Handle, line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold_port: Callable[[], int]
 ) -> AsyncIterator[str]:
-    """Of an operator at the end of the line, whose minutes are seconds."""
+    """URL of an operator behind the TCP proxy, with resync periods of seconds instead of minutes."""
     monkeypatch.setattr(resync, "_PERIOD_SECONDS", 0.4)
     monkeypatch.setattr(resync, "_STALE_SECONDS", 2.0)
     config = replace(ClusterConfig.load(api_server.operator_kubeconfig), server=f"https://127.0.0.1:{line.port}")
@@ -84,9 +84,7 @@ async def ask(url: str, path: str) -> tuple[int, str]:
         return answer.status, await answer.text()
 
 
-async def test_an_operator_that_lost_the_management_cluster_is_not_ready_until_it_has_it_back(
-    url: str, line: Line, eventually: Any
-) -> None:
+async def test_readyz_fails_while_management_cluster_is_unreachable(url: str, line: Line, eventually: Any) -> None:
     async def readyz() -> tuple[int, str]:
         return await ask(url, "/readyz")
 
@@ -103,9 +101,7 @@ async def test_an_operator_that_lost_the_management_cluster_is_not_ready_until_i
     await eventually(readyz, lambda answer: answer[0] == 200, timeout=120.0)
 
 
-async def test_an_operator_that_has_not_begun_to_work_is_not_ready(
-    begin: asyncio.Event, url: str, eventually: Any
-) -> None:
+async def test_readyz_fails_until_operator_starts_to_reconcile(begin: asyncio.Event, url: str, eventually: Any) -> None:
     async def readyz() -> tuple[int, str]:
         return await ask(url, "/readyz")
 
@@ -116,36 +112,36 @@ async def test_an_operator_that_has_not_begun_to_work_is_not_ready(
     await eventually(readyz, lambda answer: answer[0] == 200)
 
 
-async def test_readyz_is_answered_from_the_last_check_however_often_it_is_asked(
+async def test_repeated_readyz_requests_send_no_requests_to_etcd(
     url: str, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def readyz(_: int = 0) -> tuple[int, str]:
         return await ask(url, "/readyz")
 
     monkeypatch.setattr(health, "_PERIOD_SECONDS", 3600.0)
-    asked: list[str] = []
+    paths: list[str] = []
     call = Connection.call
 
     async def counted(self: Connection, method: Any, request: Any, *, timeout_seconds: float) -> Any:
-        asked.append(method.path)
+        paths.append(method.path)
         return await call(self, method, request, timeout_seconds=timeout_seconds)
 
     monkeypatch.setattr(Connection, "call", counted)
-    # The etcd was asked once, and the next check is an hour away.
-    await eventually(readyz, lambda answer: answer[0] == 200 and len(asked) >= 2)
-    asked.clear()
+    # The operator has checked the etcd, and its next check is an hour away.
+    await eventually(readyz, lambda answer: answer[0] == 200 and len(paths) >= 2)
+    paths.clear()
     answers = await asyncio.gather(*(readyz(number) for number in range(40)))
     assert {status for status, _ in answers} == {200}
     assert all("[+]shared-etcd ok" in text for _, text in answers)
-    assert asked == []
+    assert paths == []
 
 
-async def test_an_etcd_with_known_bypasses_of_its_access_control_gets_no_new_tenant(
+async def test_etcd_with_known_auth_bypasses_gets_no_new_tenant(
     url: str, api_server: Handle, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     major, minor, patch = (int(part) for part in ETCD.version.split("."))
     monkeypatch.setitem(versions._FIXED, (major, minor), patch + 1)
-    told = f"is refused: version {ETCD.version} has known bypasses of access control; use "
+    refusal = f"is refused: version {ETCD.version} has known bypasses of access control; use "
 
     async def readyz() -> tuple[int, str]:
         return await ask(url, "/readyz")
@@ -154,7 +150,7 @@ async def test_an_etcd_with_known_bypasses_of_its_access_control_gets_no_new_ten
 
         async def ready() -> tuple[str, str]:
             conditions = (await client.get(CONTROL_PLANES, "refused"))["status"]["conditions"]
-            return next((each["reason"], each["message"]) for each in conditions if each["type"] == "Ready")
+            return next((item["reason"], item["message"]) for item in conditions if item["type"] == "Ready")
 
         async def gone() -> bool:
             try:
@@ -164,10 +160,10 @@ async def test_an_etcd_with_known_bypasses_of_its_access_control_gets_no_new_ten
 
         await client.create(CONTROL_PLANES, {"metadata": {"name": "refused"}, "spec": {"deletionPolicy": "Destroy"}})
         _, message = await eventually(ready, lambda found: found[0] == "EtcdRefused")
-        assert told in message
-        assert told in (await eventually(readyz, lambda answer: answer[0] == 503))[1]
+        assert refusal in message
+        assert refusal in (await eventually(readyz, lambda answer: answer[0] == 503))[1]
 
-        # The etcd was upgraded.
+        # This stands for an upgrade of the etcd.
         monkeypatch.setitem(versions._FIXED, (major, minor), patch)
         await eventually(ready, lambda found: found[0] != "EtcdRefused")
         await eventually(readyz, lambda answer: answer[0] == 200)

@@ -1,4 +1,4 @@
-"""What the management cluster refuses is told where people look, and the telling ends by itself with the refusal."""
+"""Refused writes in the management cluster appear in conditions, Events and metrics until the refusal ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.asynccontextmanager
 async def refusing(field: Any, resource: Resource) -> AsyncIterator[None]:
-    """Have nobody create or change these in namespaces of control planes whose name begins with `refused`."""
+    """Deny writes of the resource in namespaces of control planes whose name begins with `refused`."""
     group = resource.api_version.rpartition("/")[0]
     rule = {
         "apiGroups": [group],
@@ -87,8 +87,8 @@ async def says(field: Any, name: str, kind: str, reason: str, *, of: str = "Cont
 
 
 async def events(field: Any, name: str, reason: str) -> list[dict[str, Any]]:
-    found = (await field.client.list(EVENTS, namespace="default")).items
-    return [each for each in found if (each["involvedObject"]["name"], each["reason"]) == (name, reason)]
+    items = (await field.client.list(EVENTS, namespace="default")).items
+    return [event for event in items if (event["involvedObject"]["name"], event["reason"]) == (name, reason)]
 
 
 async def metrics(field: Any) -> dict[str, float]:
@@ -97,9 +97,7 @@ async def metrics(field: Any) -> dict[str, float]:
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
 
 
-async def test_a_new_control_plane_says_what_is_refused_and_goes_on_when_it_no_longer_is(
-    field: Any, adopt: Adopt
-) -> None:
+async def test_new_control_plane_is_failed_while_writes_are_refused(field: Any, adopt: Adopt) -> None:
     async with refusing(field, SECRETS):
         await adopt("refused-new")
         ready = await says(field, "refused-new", "Ready", "ManagementClusterRefused")
@@ -107,22 +105,22 @@ async def test_a_new_control_plane_says_what_is_refused_and_goes_on_when_it_no_l
         assert _WORDS in ready["message"]
         assert (await field.get("ControlPlane", "refused-new"))["status"]["phase"] == "Failed"
         assert await condition(field, "refused-new", "Synced") == {}
-        told = await field.eventually(lambda: events(field, "refused-new", "ManagementClusterRefused"))
-        # It is tried again meanwhile, and said no more than once.
+        first_events = await field.eventually(lambda: events(field, "refused-new", "ManagementClusterRefused"))
+        # The operator retries, and emits a single Event.
         first = (await metrics(field)).get(_TROUBLES, 0.0)
-        shown = await field.eventually(lambda: metrics(field), lambda now: now[_TROUBLES] >= first + 2, timeout=120.0)
-        assert shown['controller_runtime_reconcile_errors_total{controller="controlplane"}'] > 1
-        again = await events(field, "refused-new", "ManagementClusterRefused")
+        samples = await field.eventually(lambda: metrics(field), lambda now: now[_TROUBLES] >= first + 2, timeout=120.0)
+        assert samples['controller_runtime_reconcile_errors_total{controller="controlplane"}'] > 1
+        later_events = await events(field, "refused-new", "ManagementClusterRefused")
         assert (
-            [(each["type"], each["count"]) for each in again]
+            [(event["type"], event["count"]) for event in later_events]
             == [("Warning", 1)]
-            == [(each["type"], each["count"]) for each in told]
+            == [(event["type"], event["count"]) for event in first_events]
         )
-    found = await field.becomes("ControlPlane", "refused-new", "Reconciled")
-    assert found["status"]["phase"] == "Ready"
+    control_plane = await field.becomes("ControlPlane", "refused-new", "Reconciled")
+    assert control_plane["status"]["phase"] == "Ready"
 
 
-async def test_what_is_published_stays_and_says_that_it_is_not_kept_up(field: Any, adopt: Adopt) -> None:
+async def test_published_control_plane_is_unsynced_while_writes_are_refused(field: Any, adopt: Adopt) -> None:
     await adopt("refused-old")
     await field.becomes("ControlPlane", "refused-old", "Reconciled")
     name, namespace = "controlplane-refused-old-kubeconfig", "kplane-cp-refused-old"
@@ -132,18 +130,18 @@ async def test_what_is_published_stays_and_says_that_it_is_not_kept_up(field: An
         maintained = await says(field, "refused-old", "Synced", "ManagementClusterRefused")
         assert (maintained["status"], _WORDS in maintained["message"]) == ("False", True)
         status = (await field.get("ControlPlane", "refused-old"))["status"]
-        others = [each for each in status["conditions"] if each["type"] != "Synced"]
-        assert {**status, "conditions": others} == before
-        [told] = await field.eventually(lambda: events(field, "refused-old", "ManagementClusterRefused"))
-        assert told["type"] == "Warning"
+        other_conditions = [item for item in status["conditions"] if item["type"] != "Synced"]
+        assert {**status, "conditions": other_conditions} == before
+        [event] = await field.eventually(lambda: events(field, "refused-old", "ManagementClusterRefused"))
+        assert event["type"] == "Warning"
     assert await says(field, "refused-old", "Synced", "") == {}
     await field.client.get(SECRETS, name, namespace=namespace)
     assert (await condition(field, "refused-old", "Ready"))["status"] == "True"
-    [told] = await field.eventually(lambda: events(field, "refused-old", "Synced"))
-    assert told["type"] == "Normal"
+    [event] = await field.eventually(lambda: events(field, "refused-old", "Synced"))
+    assert event["type"] == "Normal"
 
 
-async def test_a_registration_says_that_nobody_can_be_let_to_its_secret(field: Any, adopt: Adopt) -> None:
+async def test_registration_is_not_ready_while_its_grant_is_refused(field: Any, adopt: Adopt) -> None:
     await adopt("refused-grant")
     await field.becomes("ControlPlane", "refused-grant", "Reconciled")
     async with refusing(field, ROLES):
@@ -158,7 +156,7 @@ async def test_a_registration_says_that_nobody_can_be_let_to_its_secret(field: A
 
 
 @pytest.mark.slow
-async def test_a_removal_that_is_refused_says_so_in_the_same_words(field: Any) -> None:
+async def test_deletion_reports_refused_writes_in_its_condition(field: Any) -> None:
     await field.create("ControlPlane", "refused-end")
     await field.becomes("ControlPlane", "refused-end", "Reconciled")
     async with refusing(field, SECRETS):
@@ -169,7 +167,7 @@ async def test_a_removal_that_is_refused_says_so_in_the_same_words(field: Any) -
             return await condition(field, "refused-end", "Deleting")
 
         await field.eventually(told, lambda found: _WORDS in found.get("message", ""), timeout=120.0)
-        # Which step it is that is refused is said as long as it is tried again.
+        # The condition names the refused step while the operator retries.
         before = (await metrics(field))[_TROUBLES]
         await field.eventually(lambda: metrics(field), lambda now: now[_TROUBLES] >= before + 2, timeout=120.0)
         deleting = await told()

@@ -1,4 +1,4 @@
-"""Serving certificates of tenants renew by themselves, under the processes that have them, and kubeconfigs too."""
+"""Renewal of serving certificates, without a restart of their processes, and of kubeconfigs."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _SECRETS = {"authorities": "control-plane-authorities", "certificates": "control
 
 
 async def kept(target: Any, name: str, which: str) -> dict[str, bytes]:
-    found = await target.client.get(SECRETS, _SECRETS[which], namespace=f"kplane-cp-{name}")
-    return {key: base64.b64decode(value) for key, value in found["data"].items()}
+    secret = await target.client.get(SECRETS, _SECRETS[which], namespace=f"kplane-cp-{name}")
+    return {key: base64.b64decode(value) for key, value in secret["data"].items()}
 
 
 def served(server: str) -> bytes:
@@ -43,10 +43,10 @@ def served(server: str) -> bytes:
         return ssl.DER_cert_to_PEM_cert(tls.getpeercert(binary_form=True) or b"").encode()
 
 
-async def test_a_serving_certificate_near_its_end_is_renewed_and_served_by_the_same_process(
+async def test_expiring_serving_certificate_is_renewed_without_restart(
     field: Any, house: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # In a thousandth of a life instead of two thirds of it: nobody would wait for those.
+    # Renew after a thousandth of the lifetime instead of two thirds.
     monkeypatch.setattr(pki, "_RENEWED_AFTER", 1 / 1000)
     config = await field.tenant("house")
     authorities = TenantAuthorities.from_secret(await kept(field, "house", "authorities"))
@@ -67,8 +67,8 @@ async def test_a_serving_certificate_near_its_end_is_renewed_and_served_by_the_s
     async def renewed() -> bytes:
         return (await kept(field, "house", "certificates"))["apiserver.crt"]
 
-    known = {near.certificate, first.api_server.certificate}
-    certificate = await field.eventually(renewed, lambda found: found not in known)
+    former_certificates = {near.certificate, first.api_server.certificate}
+    certificate = await field.eventually(renewed, lambda found: found not in former_certificates)
     await field.eventually(lambda: asyncio.to_thread(served, config.server), lambda found: found == certificate)
     async with Client(config, field_manager="kplane") as tenant:
         await tenant.list(NAMESPACES)
@@ -76,23 +76,23 @@ async def test_a_serving_certificate_near_its_end_is_renewed_and_served_by_the_s
 
 
 @pytest.mark.parametrize("model", ["token", pytest.param("x509", marks=pytest.mark.slow)])
-async def test_published_credentials_are_renewed_in_time_and_the_former_ones_go_on(
+async def test_published_credentials_are_renewed_and_former_still_work(
     field: Any, adopt: Callable[..., Awaitable[dict[str, Any]]], model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # In a small part of ten minutes instead of two thirds: nobody would wait for those.
+    # Renew after a small part of ten minutes instead of two thirds.
     for module in (issuing, pki):
         monkeypatch.setattr(module, "_RENEWED_AFTER", 1 / 300)
     name = f"lasting-{model}"
     await field.create("ControlPlaneClass", name, deletionPolicy="Destroy", auth={"model": model, "lifetime": "10m"})
-    # Of an API server that somebody else runs nobody here has a CA.
+    # Client certificates need the CA of the API server, which kplane lacks for an adopted API server.
     create = adopt if model == "token" else functools.partial(field.create, "ControlPlane")
     await create(name, classRef={"name": name})
     first = await field.becomes("ControlPlane", name, "Reconciled")
     configs = [await field.tenant(name)]
 
     async def published() -> ClusterConfig:
-        found: ClusterConfig = await field.tenant(name)
-        return found
+        config: ClusterConfig = await field.tenant(name)
+        return config
 
     for _ in range(2):
         configs.append(await field.eventually(published, lambda config: config not in configs))

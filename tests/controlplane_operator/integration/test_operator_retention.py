@@ -1,4 +1,4 @@
-"""Retained data on real API servers and real etcds: kept from everybody, and handed on to who names their token."""
+"""Retained data on real API servers and etcds: only a control plane with the adoption token gets them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def keys(field: Any, path: str) -> int:
 
 
 async def lasting_keys(field: Any, path: str) -> int:
-    """Count the keys without a lease of etcd. Others, such as Events, go by themselves when no API server runs."""
+    """Count the keys without an etcd lease. Keys with a lease, such as Events, expire without an API server."""
     prefix = f"/clusters/{path}/".encode()
     request = pb.RangeRequest(key=prefix, range_end=prefix[:-1] + b"0")
     async with field.handle.tenants_etcd.client() as etcd:
@@ -46,13 +46,13 @@ async def create(field: Any, name: str, *, adopt: str | None = None, **spec: Any
     metadata: dict[str, Any] = {"name": name}
     if adopt is not None:
         metadata["annotations"] = {_ADOPT: adopt}
-    made: dict[str, Any] = await field.client.create(CONTROL_PLANES, {"metadata": metadata, "spec": spec})
-    return made
+    control_plane: dict[str, Any] = await field.client.create(CONTROL_PLANES, {"metadata": metadata, "spec": spec})
+    return control_plane
 
 
 async def told(field: Any, name: str, reason: str) -> str:
-    found = await field.becomes("ControlPlane", name, reason)
-    message: str = next(item["message"] for item in found["status"]["conditions"] if item["type"] == "Ready")
+    control_plane = await field.becomes("ControlPlane", name, reason)
+    message: str = next(item["message"] for item in control_plane["status"]["conditions"] if item["type"] == "Ready")
     return message
 
 
@@ -68,9 +68,9 @@ async def secrets(field: Any, namespace: str) -> dict[str, Any]:
 async def retained(
     field: Any, name: str, *, propagation: str = "Background", **spec: Any
 ) -> tuple[str, ClusterConfig, ClusterConfig]:
-    """Make a control plane with a note in it, and delete it.
+    """Create a control plane with a note inside, and delete the control plane.
 
-    Gives the token by which it may be adopted, and the credentials that its administrator and its controllers had.
+    Return the adoption token, and the former credentials of the administrator and the controllers.
     """
     uid = (await create(field, name, deletionPolicy="Retain", **spec))["metadata"]["uid"]
     await field.becomes("ControlPlane", name, "Reconciled")
@@ -85,7 +85,7 @@ async def retained(
 
 
 async def adopted(field: Any, name: str) -> ClusterConfig:
-    """Wait for a control plane that may have the note, see that it has it; gives its administrator's credentials."""
+    """Wait for a control plane, assert that it has the note, and return its administrator's credentials."""
     await field.becomes("ControlPlane", name, "Reconciled")
     administrator: ClusterConfig = await field.tenant(name)
     async with Client(administrator, field_manager="kplane") as tenant:
@@ -94,11 +94,11 @@ async def adopted(field: Any, name: str) -> ClusterConfig:
 
 
 @pytest.mark.slow
-# In the foreground, garbage collection takes whatever has an ownerReference at once, before the operator does anything.
+# Foreground garbage collection deletes objects with an ownerReference at once, before the operator acts.
 @pytest.mark.parametrize(
     ("mode", "propagation", "certificates"), [("Virtual", "Background", False), ("Dedicated", "Foreground", True)]
 )
-async def test_data_go_to_a_control_plane_that_names_their_token(
+async def test_control_plane_with_adoption_token_gets_retained_data(
     field: Any, mode: str, propagation: str, *, certificates: bool
 ) -> None:
     name = f"heir-{mode.lower()}"
@@ -111,12 +111,12 @@ async def test_data_go_to_a_control_plane_that_names_their_token(
     record = (await field.client.get(NAMESPACES, namespace))["metadata"]
     assert "ownerReferences" not in record
     assert record["labels"][f"{_GROUP}/retained"] == "true"
-    left = await secrets(field, namespace)
-    assert set(left) == {"control-plane-authorities"}
-    assert "ownerReferences" not in left["control-plane-authorities"]["metadata"]
+    retained_secrets = await secrets(field, namespace)
+    assert set(retained_secrets) == {"control-plane-authorities"}
+    assert "ownerReferences" not in retained_secrets["control-plane-authorities"]["metadata"]
     assert find_processes(field.state) == []
 
-    again = await create(field, name, adopt=token, deletionPolicy="Destroy", **spec)
+    control_plane = await create(field, name, adopt=token, deletionPolicy="Destroy", **spec)
     administrator = await adopted(field, name)
     assert administrator.ca_data == former.ca_data
     assert (former.token is None) is certificates
@@ -127,10 +127,10 @@ async def test_data_go_to_a_control_plane_that_names_their_token(
     assert f"{_GROUP}/retained" not in record["labels"]
     assert f"{_GROUP}/retained-uid" not in record["annotations"]
     assert f"{_GROUP}/adoption-token" not in record["annotations"]
-    assert record["annotations"][f"{_GROUP}/uid"] == again["metadata"]["uid"]
-    assert (await secrets(field, namespace))["control-plane-authorities"]["data"] == left["control-plane-authorities"][
-        "data"
-    ]
+    assert record["annotations"][f"{_GROUP}/uid"] == control_plane["metadata"]["uid"]
+    assert (await secrets(field, namespace))["control-plane-authorities"]["data"] == retained_secrets[
+        "control-plane-authorities"
+    ]["data"]
 
     await delete(field, name)
     await field.gone(NAMESPACES, namespace)
@@ -139,14 +139,14 @@ async def test_data_go_to_a_control_plane_that_names_their_token(
 
 
 @pytest.mark.slow
-async def test_nobody_else_gets_retained_data_or_harms_them(field: Any) -> None:
+async def test_retained_data_are_refused_without_token_and_matching_spec(field: Any) -> None:
     token, _, _ = await retained(field, "estate", virtual={"clusterPath": "grounds"})
     path: dict[str, Any] = {"virtual": {"clusterPath": "grounds"}, "deletionPolicy": "Destroy"}
-    left = await lasting_keys(field, "grounds")
-    assert left > 100
+    key_count = await lasting_keys(field, "grounds")
+    assert key_count > 100
     record = await field.client.get(NAMESPACES, "kplane-cp-estate")
     uid = record["metadata"]["annotations"][f"{_GROUP}/retained-uid"]
-    refused: list[tuple[str, str | None, dict[str, Any], str]] = [
+    attempts: list[tuple[str, str | None, dict[str, Any], str]] = [
         ("estate", None, path, f"set annotation {_ADOPT} to the value of annotation {_GROUP}/adoption-token"),
         ("estate", "0000", path, "does not match"),
         ("estate", uid, path, "does not match"),
@@ -155,20 +155,21 @@ async def test_nobody_else_gets_retained_data_or_harms_them(field: Any) -> None:
         ("estate", token, {"endpointRef": {"name": "any"}, "deletionPolicy": "Destroy"}, "remove spec.endpointRef"),
         ("squatter", token, path, "holds what control plane estate left"),
     ]
-    for name, adopt, spec, sentence in refused:
+    for name, adopt, spec, sentence in attempts:
         await create(field, name, adopt=adopt, **spec)
         message = await told(field, name, "DataRetained")
         assert sentence in message
         assert token not in message
         await delete(field, name)
-    assert await lasting_keys(field, "grounds") == left
+    assert await lasting_keys(field, "grounds") == key_count
     assert await field.client.get(NAMESPACES, "kplane-cp-estate") == record
 
-    # One that waits gets the data at once when its owner names them; another one, when the record is gone.
+    # A waiting control plane gets the data once annotated with the token.
+    # Another control plane gets the path once the record is gone.
     await create(field, "estate", **path)
     await told(field, "estate", "DataRetained")
     assert f"cp-{uid}" not in await users(field)
-    # As if it had gone without the operator, by a finalizer that somebody removed.
+    # A user of the etcd may be left over, if somebody removed the finalizer of the former control plane.
     async with field.handle.tenants_etcd.client() as etcd:
         await etcd.access.add_user(f"cp-{uid}")
     await field.client.patch(CONTROL_PLANES, "estate", {"metadata": {"annotations": {_ADOPT: token}}})
@@ -180,10 +181,10 @@ async def test_nobody_else_gets_retained_data_or_harms_them(field: Any) -> None:
     await field.becomes("ControlPlane", "squatter", "Reconciled")
 
 
-async def test_a_namespace_that_only_looks_retained_is_neither_adopted_nor_deleted(field: Any) -> None:
+async def test_forged_retained_namespace_is_neither_adopted_nor_deleted(field: Any) -> None:
     forged = {"retained-uid": "forged", "adoption-token": "forged", "mode": "Virtual", "cluster-path": "forgery"}
     annotations = {f"{_GROUP}/{key}": value for key, value in forged.items()}
-    # Of another control plane, and of none.
+    # The namespace has the label of another control plane, or none.
     for name, labels in (("forged", {f"{_GROUP}/name": "other"}), ("bare", {})):
         metadata = {"name": f"kplane-cp-{name}", "labels": labels, "annotations": annotations}
         await field.client.create(NAMESPACES, {"metadata": metadata})
@@ -193,5 +194,5 @@ async def test_a_namespace_that_only_looks_retained_is_neither_adopted_nor_delet
         assert (await field.client.get(NAMESPACES, f"kplane-cp-{name}"))["status"]["phase"] == "Active"
         assert await secrets(field, f"kplane-cp-{name}") == {}
         async with Client(ClusterConfig.load(field.handle.operator_kubeconfig), field_manager="kplane") as operator:
-            # What has a label of kplane only the operator deletes.
+            # Only the operator may delete namespaces with a label of kplane.
             await operator.delete(NAMESPACES, f"kplane-cp-{name}")

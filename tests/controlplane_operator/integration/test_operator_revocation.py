@@ -1,4 +1,4 @@
-"""Control planes of somebody else's API server go: what was issued there is taken back, or it is told that not."""
+"""Deletion of adopted control planes: the operator revokes their credentials, or reports a failed revocation."""
 
 from __future__ import annotations
 
@@ -43,21 +43,23 @@ async def refused(config: ClusterConfig) -> bool:
 
 
 async def not_revoked(field: Any, uid: str) -> list[dict[str, Any]]:
-    found = (await field.client.list(EVENTS, namespace="default")).items
+    events = (await field.client.list(EVENTS, namespace="default")).items
     return [
-        each for each in found if each["reason"] == "CredentialsNotRevoked" and each["involvedObject"]["uid"] == uid
+        event
+        for event in events
+        if event["reason"] == "CredentialsNotRevoked" and event["involvedObject"]["uid"] == uid
     ]
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["at-once", "one-after-the-other"])
-async def test_deleted_along_with_its_endpoint_and_our_credentials_its_tokens_are_refused(
+async def test_tokens_are_revoked_if_endpoint_is_deleted_first(
     field: Any, adopt: Adopt, tenant: Any, seen: bool
 ) -> None:
     uid = await become(field, adopt, tenant.administrator)
     tokens = [await field.tenant("guest", secret=key) for key in ("kubeconfigSecretRef", "controllersSecretRef")]
     await field.lets_in(*tokens)
     async with Client(tenant.administrator, field_manager="kplane") as client:
-        # An API server remembers for 10 s whom it let in, so these are shown to it only afterwards.
+        # The API server caches authenticated tokens for 10 s, so these tokens stay unused until the deletion.
         unused = [await request_token(client, service_account=name, lifetime=_HOUR) for name in _ACCOUNTS]
         await field.client.delete(SECRETS, "guest", namespace="default")
         await field.client.delete(CONTROL_PLANE_ENDPOINTS, "guest")
@@ -78,7 +80,7 @@ async def test_deleted_along_with_its_endpoint_and_our_credentials_its_tokens_ar
     assert await not_revoked(field, uid) == []
 
 
-async def test_an_api_server_that_is_away_holds_no_deletion_and_it_is_told(
+async def test_unreachable_api_server_does_not_block_deletion(
     field: Any, adopt: Adopt, tenant: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(external, "_REVOKE_SECONDS", 1.0)
@@ -91,7 +93,7 @@ async def test_an_api_server_that_is_away_holds_no_deletion_and_it_is_told(
         await field.gone(CONTROL_PLANES, "guest")
     finally:
         line.end()
-    # A step that is repeated, as after a conflict, tells again, in other words where the failure was another one.
+    # A repeated step, as after a conflict, emits another Event, whose message depends on the failure.
     event, *_ = await field.eventually(lambda: not_revoked(field, uid))
     assert event["type"] == "Warning"
     assert "stay valid in the control plane until they expire" in event["message"]

@@ -1,4 +1,4 @@
-"""CAs and ServiceAccount keys are exchanged under clients that work on, and the old ones are worth nothing then."""
+"""Rotation of CAs and ServiceAccount keys under working clients. Servers refuse the old credentials afterwards."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 @dataclass
 class Worker:
-    """Asks a control plane without a pause, one connection after the other, as an ordinary client does: what cannot be
-    reached, or says that it is busy, is asked again; everything else is a failure.
+    """Client that sends requests to a control plane in a loop, with a new client every 20 requests.
+
+    As an ordinary client does, the worker retries on unreachable and busy servers. Other errors are failures.
     """
 
     config: ClusterConfig
@@ -54,8 +55,8 @@ class Worker:
             self._note()
 
     async def _ask_when_ready(self, client: Client) -> None:
-        # A kube-apiserver that starts answers before it knows who may do what. Behind a Service nobody sees that; a
-        # process is reached as soon as it listens.
+        # A starting kube-apiserver serves requests before it has loaded RBAC rules. A Service hides that from clients;
+        # a process is reachable as soon as it listens.
         try:
             async with Client(
                 ClusterConfig(self.config.server, ca_data=self.config.ca_data), field_manager="kplane"
@@ -76,10 +77,10 @@ class Worker:
         self.answers += 1
 
     async def is_answered(self) -> None:
-        """Wait for an answer to a request that was not sent yet."""
-        # The next one may have been on its way before.
-        wanted = self.answers + 2
-        while self.answers < wanted and not self.failures:  # noqa: ASYNC110 - many times a second, of many workers
+        """Wait for the response to a future request."""
+        # The next response may belong to a request in flight.
+        target = self.answers + 2
+        while self.answers < target and not self.failures:  # noqa: ASYNC110 - many times a second, of many workers
             await asyncio.sleep(0.05)
 
 
@@ -90,7 +91,7 @@ async def working(*configs: ClusterConfig, until_answered: bool = True) -> Async
     try:
         yield workers
         if until_answered:
-            # Nobody is left outside by what happened meanwhile.
+            # All workers still have access after the changes.
             for worker in workers:
                 await worker.is_answered()
     finally:
@@ -109,28 +110,30 @@ async def annotate(target: Any, name: str, **annotations: str) -> None:
 
 
 async def reaches(target: Any, name: str, phase: str) -> dict[str, Any]:
-    """Wait until the exchange is in that phase, and the control plane is ready with it."""
+    """Wait until the rotation is in the phase and the control plane is ready."""
 
     async def told() -> dict[str, Any]:
         status: dict[str, Any] = (await target.get("ControlPlane", name))["status"]
         return status
 
     def there(status: dict[str, Any]) -> bool:
-        ready = any(found["type"] == "Ready" and found["status"] == "True" for found in status["conditions"])
+        ready = any(
+            condition["type"] == "Ready" and condition["status"] == "True" for condition in status["conditions"]
+        )
         return ready and status.get("rotation", {}).get("phase") == phase
 
-    found: dict[str, Any] = await target.eventually(told, there, timeout=120.0)
-    return found["rotation"]
+    reached: dict[str, Any] = await target.eventually(told, there, timeout=120.0)
+    return reached["rotation"]
 
 
 async def secret(target: Any, name: str, which: str) -> dict[str, bytes]:
     names = {"keys": "control-plane-authorities", "controllers": f"controlplane-{name}-controllers"}
-    found = await target.client.get(SECRETS, names[which], namespace=f"kplane-cp-{name}")
-    return {key: base64.b64decode(value) for key, value in found["data"].items()}
+    obj = await target.client.get(SECRETS, names[which], namespace=f"kplane-cp-{name}")
+    return {key: base64.b64decode(value) for key, value in obj["data"].items()}
 
 
 async def own_token(target: Any, config: ClusterConfig) -> ClusterConfig:
-    """A token of a ServiceAccount that the tenant made itself."""
+    """Return credentials of a ServiceAccount that the tenant creates."""
     rbac = "rbac.authorization.k8s.io"
     binding = {
         "metadata": {"name": "robot"},
@@ -149,7 +152,7 @@ async def own_token(target: Any, config: ClusterConfig) -> ClusterConfig:
 
 
 async def refused(config: ClusterConfig, *, trusting: bytes | None) -> None:
-    """The server is not trusted by what was published before, and does not let in who trusts it."""
+    """Assert that the former CA does not verify the server, and that the server refuses the former credentials."""
     async with Client(config, field_manager="kplane") as client:
         with pytest.raises(Unreachable) as caught:
             await client.list(NAMESPACES)
@@ -159,7 +162,7 @@ async def refused(config: ClusterConfig, *, trusting: bytes | None) -> None:
             await client.list(NAMESPACES)
 
 
-async def test_old_and_new_credentials_work_until_the_old_ones_are_dropped(own_field: Any) -> None:
+async def test_old_and_new_credentials_work_until_rotation_is_finished(own_field: Any) -> None:
     await own_field.create("ControlPlane", "turn", deletionPolicy="Destroy")
     await own_field.becomes("ControlPlane", "turn", "Reconciled")
     before = await own_field.tenant("turn")
@@ -194,12 +197,12 @@ async def test_old_and_new_credentials_work_until_the_old_ones_are_dropped(own_f
         await own_field.eventually(lambda: min(worker.answers for worker in workers) > 10)
 
     published = await secret(own_field, "turn", "controllers")
-    left = await secret(own_field, "turn", "keys")
-    assert (published["ca.crt"], published["sa.key"]) == (after.ca_data, left["sa.key"])
-    assert published["signing-ca.crt"] == left["client-ca.crt"]
-    assert set(left) == {*keys, "rotation.json"}
-    assert left.pop("encryption.key") == keys["encryption.key"], "data are encrypted by it"
-    assert set(left.values()).isdisjoint(keys.values())
+    rotated_keys = await secret(own_field, "turn", "keys")
+    assert (published["ca.crt"], published["sa.key"]) == (after.ca_data, rotated_keys["sa.key"])
+    assert published["signing-ca.crt"] == rotated_keys["client-ca.crt"]
+    assert set(rotated_keys) == {*keys, "rotation.json"}
+    assert rotated_keys.pop("encryption.key") == keys["encryption.key"], "data are encrypted by it"
+    assert set(rotated_keys.values()).isdisjoint(keys.values())
 
     version = await resource_version(own_field, "turn")
     await annotate(own_field, "turn", rotate="first", finish="second")
@@ -209,11 +212,11 @@ async def test_old_and_new_credentials_work_until_the_old_ones_are_dropped(own_f
 
 
 async def resource_version(target: Any, name: str) -> str:
-    found = await target.client.get(SECRETS, "control-plane-authorities", namespace=f"kplane-cp-{name}")
-    return str(found["metadata"]["resourceVersion"])
+    obj = await target.client.get(SECRETS, "control-plane-authorities", namespace=f"kplane-cp-{name}")
+    return str(obj["metadata"]["resourceVersion"])
 
 
-async def test_keys_that_are_made_under_a_value_are_not_exchanged_for_it(own_field: Any) -> None:
+async def test_new_control_plane_with_rotate_annotation_is_not_rotated(own_field: Any) -> None:
     metadata = {"name": "fresh", "annotations": {ROTATE_ANNOTATION: "first"}}
     await own_field.client.create(CONTROL_PLANES, {"metadata": metadata, "spec": {"deletionPolicy": "Destroy"}})
     await own_field.becomes("ControlPlane", "fresh", "Reconciled")
@@ -230,10 +233,10 @@ async def test_keys_that_are_made_under_a_value_are_not_exchanged_for_it(own_fie
     assert await secret(own_field, "fresh", "keys") == keys
 
 
-async def test_an_operator_that_is_ended_in_each_phase_goes_on_where_it_was(
+async def test_rotation_continues_after_operator_restart_in_each_phase(
     mortal_field: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In mode Dedicated, whose etcd trusts a CA of the control plane, and with certificates for administrators."""
+    """The control plane is Dedicated, so that its etcd trusts its CA, and its administrator has a certificate."""
     target, operator = mortal_field
     allowed: set[str] = set()
 
@@ -241,7 +244,7 @@ async def test_an_operator_that_is_ended_in_each_phase_goes_on_where_it_was(
         following = next_rotation(*args, **named)
         return following if following is not None and following.phase in allowed else None
 
-    # No step is taken before its turn: on a busy machine several could be over when the first of them is seen.
+    # Allow phases step by step: on a busy machine, several could pass before the test observes the first.
     monkeypatch.setattr(rotator, "next_rotation", held)
     async with operator():
         await target.create("ControlPlaneClass", "certified", auth={"model": "x509"}, deletionPolicy="Destroy")
@@ -252,8 +255,8 @@ async def test_an_operator_that_is_ended_in_each_phase_goes_on_where_it_was(
         await tenant.create(NAMESPACES, {"metadata": {"name": "kept"}})
 
     async def phase() -> str:
-        kept = (await secret(target, "lasting", "keys")).get("rotation.json", b'{"phase": ""}')
-        return str(json.loads(kept)["phase"])
+        rotation = (await secret(target, "lasting", "keys")).get("rotation.json", b'{"phase": ""}')
+        return str(json.loads(rotation)["phase"])
 
     await annotate(target, "lasting", rotate="first", finish="first")
 
@@ -263,7 +266,7 @@ async def test_an_operator_that_is_ended_in_each_phase_goes_on_where_it_was(
             await target.eventually(phase, lambda found: found == reached, timeout=120.0)
         assert await phase() == reached
 
-    # What is to be started again after the end of an operator, the next one starts.
+    # The next operator restarts the processes that an ended operator has left to restart.
     async with working(before, until_answered=False):
         await ends_in("Trusting")
         await ends_in("Overlapping")
@@ -271,9 +274,9 @@ async def test_an_operator_that_is_ended_in_each_phase_goes_on_where_it_was(
     allowed.add("Done")
     async with operator():
         await reaches(target, "lasting", "Done")
-    after, left = await target.tenant("lasting"), await secret(target, "lasting", "keys")
+    after, rotated_keys = await target.tenant("lasting"), await secret(target, "lasting", "keys")
     await refused(before, trusting=after.ca_data)
-    assert left.pop("encryption.key") == keys["encryption.key"], "data are encrypted by it"
-    assert set(left.values()).isdisjoint(keys.values())
+    assert rotated_keys.pop("encryption.key") == keys["encryption.key"], "data are encrypted by it"
+    assert set(rotated_keys.values()).isdisjoint(keys.values())
     async with Client(after, field_manager="kplane") as tenant:
         assert (await tenant.get(NAMESPACES, "kept"))["metadata"]["name"] == "kept"

@@ -1,4 +1,4 @@
-"""The operator's right to Secrets, and what it follows by it, on a real API server with the operator's own identity."""
+"""The operator's access to Secrets and its watches of Secrets, on a real API server with the operator's identity."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CLOSED = "gateway-that-nobody-opened"
 
 @contextlib.asynccontextmanager
 async def clients(handle: Handle) -> AsyncIterator[tuple[Client, Client]]:
-    """The administrator, and the operator."""
+    """Clients of the administrator and of the operator."""
     admin = ClusterConfig.load(handle.admin_kubeconfig)
     async with (
         Client(admin, field_manager="kplane") as client,
@@ -50,7 +50,7 @@ async def running(work: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def control_plane(client: Client, stores: Stores, name: str) -> AsyncIterator[str]:
-    """A control plane, and its namespace with a Secret, of an operator that made no binding."""
+    """Create the namespace of a control plane, with a Secret and without a RoleBinding, as an older operator did."""
     namespace, labels = f"kplane-cp-{name}", {CONTROL_PLANE_LABEL: name}
     stores.control_planes.apply({"metadata": {"name": name, "uid": name, "resourceVersion": "1"}, "spec": {}})
     stores.namespaces.apply(await client.create(NAMESPACES, {"metadata": {"name": namespace, "labels": labels}}))
@@ -62,14 +62,14 @@ async def control_plane(client: Client, stores: Stores, name: str) -> AsyncItera
             await client.delete(NAMESPACES, namespace)
 
 
-async def test_namespaces_of_an_older_installation_are_bound_and_followed(
+async def test_namespaces_of_older_installation_get_bindings_and_watches(
     api_server: Handle, eventually: Callable[..., Any]
 ) -> None:
     stores, listed = Stores(), asyncio.Event()
     listed.set()
     async with clients(api_server) as (admin, operator), contextlib.AsyncExitStack() as stack:
         namespaces = [await stack.enter_async_context(control_plane(admin, stores, f"old-{n}")) for n in range(3)]
-        # A namespace that nobody opened holds up no other one.
+        # A namespace without a binding does not delay the others.
         reference = {"name": "kubeconfig", "namespace": "kube-system"}
         closed = {"metadata": {"name": "closed", "uid": "1", "resourceVersion": "1"}}
         stores.endpoints.apply({**closed, "spec": {"credentialsSecretRef": reference}})
@@ -82,19 +82,17 @@ async def test_namespaces_of_an_older_installation_are_bound_and_followed(
         await eventually(lambda: access.is_lost("kube-system"))
         for namespace in namespaces:
             await access.open(namespace)
-            found = await admin.get(ROLE_BINDINGS, DEFAULT_SECRETS_ROLE, namespace=namespace)
-            assert found["subjects"][0]["name"] == "controlplane-operator"
+            role_binding = await admin.get(ROLE_BINDINGS, DEFAULT_SECRETS_ROLE, namespace=namespace)
+            assert role_binding["subjects"][0]["name"] == "controlplane-operator"
 
-        # The watch ends with the namespace, and what it knew goes.
+        # The watch ends with the namespace, and its Secrets leave the store.
         await admin.delete(NAMESPACES, namespaces[0])
         stores.namespaces.remove(stores.namespaces.get(("", namespaces[0])) or {})
         await eventually(lambda: not stores.secrets.of_namespace(namespaces[0]))
         assert stores.secrets.of_namespace(namespaces[1])
 
 
-async def test_an_identity_without_the_role_says_what_it_waits_for(
-    api_server: Handle, eventually: Callable[..., Any]
-) -> None:
+async def test_identity_without_the_role_reports_forbidden(api_server: Handle, eventually: Callable[..., Any]) -> None:
     config = ClusterConfig.load(api_server.admin_kubeconfig)
     nobody = replace(config, impersonation=Impersonation("nobody", groups=("system:authenticated",)))
     async with Client(nobody, field_manager="kplane") as client:
@@ -103,7 +101,7 @@ async def test_an_identity_without_the_role_says_what_it_waits_for(
             await eventually(lambda: "forbidden" in (access.problem() or ""))
 
 
-async def test_the_namespace_of_the_gateway_is_used_as_the_installation_opened_it(
+async def test_gateway_namespace_needs_a_binding_of_the_installation(
     api_server: Handle, eventually: Callable[..., Any]
 ) -> None:
     labels = {CONTROL_PLANE_LABEL: "acme"}
@@ -126,7 +124,7 @@ async def test_the_namespace_of_the_gateway_is_used_as_the_installation_opened_i
                 await closed.open(_CLOSED)
 
 
-async def test_one_namespace_can_be_told_to_be_followed_no_longer(
+async def test_stopped_namespace_watch_drops_only_its_own_secrets(
     api_server: Handle, eventually: Callable[..., Any]
 ) -> None:
     stores = Stores()
@@ -135,8 +133,8 @@ async def test_one_namespace_can_be_told_to_be_followed_no_longer(
         second = Watched(await stack.enter_async_context(control_plane(admin, stores, "wakeful")), OWN)
         watches = SecretWatches(admin, {OWN: stores.secrets})
         async with running(watches.run()):
-            for each in (first, second):
-                await watches.known(each)
+            for watched in (first, second):
+                await watches.known(watched)
             await watches.stop(first)
             assert not stores.secrets.of_namespace(first.namespace)
             assert not watches.is_known(first)

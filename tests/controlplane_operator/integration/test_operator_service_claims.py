@@ -1,4 +1,4 @@
-"""Several registrations of one control plane: each service is one's, and is handed over when nothing of it runs."""
+"""Several registrations of a control plane: each service has a single holder, and moves once it has stopped."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ REGISTRATION = "ControlPlaneRegistration"
 
 async def register(field: Any, *names: str, control_plane: str, **spec: Any) -> list[str]:
     """Create registrations at once, and return their names by age."""
-    asked = {"services": ["Controllers"], "controlPlaneRef": {"name": control_plane}, **spec}
-    made = await asyncio.gather(*(field.create(REGISTRATION, name, **asked) for name in names))
-    ages = {found["metadata"]["name"]: _age(found) for found in made}
+    request = {"services": ["Controllers"], "controlPlaneRef": {"name": control_plane}, **spec}
+    registrations = await asyncio.gather(*(field.create(REGISTRATION, name, **request) for name in names))
+    ages = {registration["metadata"]["name"]: _age(registration) for registration in registrations}
     return sorted(names, key=lambda name: ages[name])
 
 
@@ -33,7 +33,7 @@ def _age(found: dict[str, Any]) -> tuple[str, str]:
 
 
 async def register_later(field: Any, name: str, *, than: str, control_plane: str) -> None:
-    """Create a registration that is younger than another one: creation times have seconds."""
+    """Create a registration that is younger than `than`. Creation times have a resolution of a second."""
     elder = (await field.get(REGISTRATION, than))["metadata"]["creationTimestamp"]
     await register(field, name, control_plane=control_plane)
     while (await field.get(REGISTRATION, name))["metadata"]["creationTimestamp"] == elder:
@@ -43,21 +43,21 @@ async def register_later(field: Any, name: str, *, than: str, control_plane: str
 
 
 async def created(field: Any, name: str) -> str:
-    """Return when a registration was created, in whole seconds."""
+    """Return the creation time of a registration, in whole seconds."""
     return str((await field.get(REGISTRATION, name))["metadata"]["creationTimestamp"])
 
 
 async def oldest_served(field: Any, names: list[str]) -> str:
-    """Wait until exactly one of the registrations is ready, which is of the oldest second, and return its name."""
+    """Wait until a single registration is ready, created in the oldest second, and return its name."""
 
     async def served() -> list[str]:
         stored = [await field.get(REGISTRATION, name) for name in names]
-        oldest = min(found["metadata"]["creationTimestamp"] for found in stored)
-        ready = [found for found in stored if (found.get("status") or {}).get("ready")]
+        oldest = min(registration["metadata"]["creationTimestamp"] for registration in stored)
+        ready = [registration for registration in stored if (registration.get("status") or {}).get("ready")]
         return [
-            found["metadata"]["name"]
-            for found in ready
-            if len(ready) == 1 and found["metadata"]["creationTimestamp"] == oldest
+            registration["metadata"]["name"]
+            for registration in ready
+            if len(ready) == 1 and registration["metadata"]["creationTimestamp"] == oldest
         ]
 
     return str((await field.eventually(served, lambda found: len(found) == 1))[0])
@@ -65,11 +65,11 @@ async def oldest_served(field: Any, names: list[str]) -> str:
 
 async def message(field: Any, name: str) -> str:
     conditions = (await field.get(REGISTRATION, name))["status"]["conditions"]
-    return next(str(found["message"]) for found in conditions if found["type"] == "Ready")
+    return next(str(condition["message"]) for condition in conditions if condition["type"] == "Ready")
 
 
 async def say(field: Any, name: str, **status: Any) -> None:
-    """Write what mcm would of the instance of a registration."""
+    """Apply status fields of a registration as mcm does."""
     body = {"metadata": {"name": name}, "status": status}
     await field.client.apply(CONTROL_PLANE_REGISTRATIONS, body, subresource="status", field_manager="mcm", force=True)
 
@@ -81,7 +81,7 @@ async def announce(field: Any, name: str) -> None:
 
 @contextlib.asynccontextmanager
 async def ready_at_once(field: Any, names: list[str]) -> AsyncIterator[list[set[str]]]:
-    """Note, for each change of any registration, which of these are ready then."""
+    """Record the set of ready registrations after each change of a registration."""
     history: list[set[str]] = [set()]
 
     def note(event: Event) -> None:
@@ -100,11 +100,11 @@ async def ready_at_once(field: Any, names: list[str]) -> AsyncIterator[list[set[
         await asyncio.wait([task])
 
 
-async def test_the_oldest_one_has_the_service_and_the_next_one_takes_over(field: Any, adopt: Adopt) -> None:
+async def test_service_goes_to_oldest_registration_and_then_to_the_next(field: Any, adopt: Adopt) -> None:
     await adopt("claimed")
     names = [f"claimed-{letter}" for letter in "abcd"]
     async with ready_at_once(field, names) as history:
-        # In whatever order they are looked at, and all at once.
+        # The operator may reconcile the registrations in any order.
         by_age = await register(field, *names, control_plane="claimed")
         while by_age:
             holder = await oldest_served(field, by_age)
@@ -112,15 +112,15 @@ async def test_the_oldest_one_has_the_service_and_the_next_one_takes_over(field:
             await announce(field, holder)
             for name in waiting:
                 await field.becomes(REGISTRATION, name, "ServiceTaken")
-                said = await message(field, name)
+                text = await message(field, name)
                 same_second = await created(field, name) == await created(field, holder)
-                why = "was created in the same second and has it already" if same_second else "is older"
-                assert f"registration {holder}, which {why}, has Controllers" in said
+                reason = "was created in the same second and has it already" if same_second else "is older"
+                assert f"registration {holder}, which {reason}, has Controllers" in text
             await field.client.delete(CONTROL_PLANE_REGISTRATIONS, holder)
             if waiting:
-                # It goes when mcm has confirmed the end of its instance, and until then nothing begins.
-                still = f"registration {holder} runs Controllers for control plane claimed still"
-                await field.eventually(lambda name=waiting[0]: message(field, name), lambda told, it=still: it in told)
+                # The deletion waits until mcm confirms the end of the instance, and no other instance starts before.
+                phrase = f"registration {holder} runs Controllers for control plane claimed still"
+                await field.eventually(lambda name=waiting[0]: message(field, name), lambda told, it=phrase: it in told)
             assert (await field.get(REGISTRATION, holder))["metadata"]["deletionTimestamp"]
             await say(field, holder)
             await field.gone(CONTROL_PLANE_REGISTRATIONS, holder)
@@ -131,7 +131,7 @@ async def test_the_oldest_one_has_the_service_and_the_next_one_takes_over(field:
 @pytest.mark.parametrize(
     "change", [{"services": []}, {"controlPlaneRef": {"name": "elsewhere"}}], ids=["asks for nothing", "moves"]
 )
-async def test_one_that_leaves_hands_over_when_its_instance_has_ended(
+async def test_released_service_is_handed_over_after_instance_ends(
     field: Any, adopt: Adopt, change: dict[str, Any]
 ) -> None:
     await adopt("left")
@@ -146,10 +146,10 @@ async def test_one_that_leaves_hands_over_when_its_instance_has_ended(
     assert (await field.get(REGISTRATION, younger))["status"]["ready"] is False
     await say(field, elder)
     await field.becomes(REGISTRATION, younger, "Resolved")
-    # It comes back, and is the oldest one.
+    # The elder registration requests the service again.
     await announce(field, younger)
-    back = {"services": ["Controllers"], "controlPlaneRef": {"name": "left"}}
-    await field.client.patch(CONTROL_PLANE_REGISTRATIONS, elder, {"spec": back})
+    spec = {"services": ["Controllers"], "controlPlaneRef": {"name": "left"}}
+    await field.client.patch(CONTROL_PLANE_REGISTRATIONS, elder, {"spec": spec})
     await field.becomes(REGISTRATION, younger, "ServiceTaken")
     await field.becomes(REGISTRATION, elder, "ServiceTaken")
     await say(field, younger)
@@ -158,8 +158,8 @@ async def test_one_that_leaves_hands_over_when_its_instance_has_ended(
         await field.client.delete(CONTROL_PLANE_REGISTRATIONS, name)
 
 
-async def test_one_that_may_not_use_its_secret_keeps_the_service_from_nobody(field: Any, adopt: Adopt) -> None:
-    """Else anybody who may write registrations, and read no Secret, could have a tenant without controllers."""
+async def test_registration_without_secret_access_does_not_hold_service(field: Any, adopt: Adopt) -> None:
+    """Otherwise users with write access to registrations only could deprive a tenant of its controllers."""
     await field.client.apply(
         SECRETS,
         {"metadata": {"name": "theirs", "namespace": "default", "labels": {}}, "data": {"kubeconfig": "e30="}},
@@ -172,7 +172,7 @@ async def test_one_that_may_not_use_its_secret_keeps_the_service_from_nobody(fie
     await field.becomes(REGISTRATION, "theirs", "SecretNotAllowed")
     await field.becomes(REGISTRATION, "owners", "Resolved")
 
-    # Allowed by whom the Secret belongs to, it is one like any other.
+    # With the label of the Secret's owner, the registration counts like others.
     allowed = {"metadata": {"labels": {ALLOW_REGISTRATION_LABEL: "true"}}}
     await field.client.patch(SECRETS, "theirs", allowed, namespace="default")
     await field.becomes(REGISTRATION, "owners", "ServiceTaken")
@@ -184,10 +184,10 @@ async def test_one_that_may_not_use_its_secret_keeps_the_service_from_nobody(fie
         await field.client.delete(CONTROL_PLANE_REGISTRATIONS, name)
 
 
-async def test_a_class_registers_nobody_who_is_registered_by_another_name(field: Any, adopt: Adopt) -> None:
+async def test_class_registers_only_unregistered_control_planes(field: Any, adopt: Adopt) -> None:
     async def registered() -> set[str]:
-        found = (await field.client.list(CONTROL_PLANE_REGISTRATIONS)).items
-        return {item["metadata"]["name"] for item in found if item["spec"]["controlPlaneRef"]["name"] == "served"}
+        items = (await field.client.list(CONTROL_PLANE_REGISTRATIONS)).items
+        return {item["metadata"]["name"] for item in items if item["spec"]["controlPlaneRef"]["name"] == "served"}
 
     await field.create("ControlPlaneClass", "serving", defaultServices=["Controllers"])
     await register(field, "by-hand", control_plane="served")
@@ -195,19 +195,19 @@ async def test_a_class_registers_nobody_who_is_registered_by_another_name(field:
     await field.becomes(REGISTRATION, "by-hand", "Resolved")
     await field.becomes("ControlPlane", "served", "Reconciled")
     assert await registered() == {"by-hand"}
-    # It serves another one from now on, or none.
+    # The registration no longer references the control plane.
     await field.client.patch(CONTROL_PLANE_REGISTRATIONS, "by-hand", {"spec": {"controlPlaneRef": {"name": "none"}}})
     await field.becomes(REGISTRATION, "served", "Resolved")
     await register_later(field, "by-hand-again", than="served", control_plane="served")
     await field.becomes(REGISTRATION, "by-hand-again", "ServiceTaken")
     assert "registration served, which is older" in await message(field, "by-hand-again")
-    # Without the default one it is registered all the same, so that is not made anew.
+    # The class does not recreate the default registration, because a user's registration remains.
     await field.client.delete(CONTROL_PLANE_REGISTRATIONS, "served")
     await field.becomes(REGISTRATION, "by-hand-again", "Resolved")
     await field.client.patch(CONTROL_PLANES, "served", {"metadata": {"labels": {"looked": "again"}}})
     await field.becomes("ControlPlane", "served", "Reconciled")
     assert await registered() == {"by-hand-again"}
-    # A deletion waits for no default registration that was not needed.
+    # The deletion does not wait for a default registration that does not exist.
     await field.client.delete(CONTROL_PLANES, "served")
     await field.gone(CONTROL_PLANES, "served", timeout=25.0)
     for name in ("by-hand", "by-hand-again"):

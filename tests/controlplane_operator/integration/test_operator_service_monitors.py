@@ -1,4 +1,4 @@
-"""Prometheus is let into the API servers of control planes for their metrics, and for nothing else."""
+"""Prometheus has access only to the metrics of the API servers of control planes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ REFUSED = (
 
 @pytest.fixture
 async def monitoring(api_server: Any, eventually: Callable[..., Any]) -> AsyncIterator[None]:
-    """The kind ServiceMonitor, and the right to write it that the chart gives the operator."""
+    """Install the CRD of ServiceMonitor, and grant the operator the chart's permission to write ServiceMonitors."""
     async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         for crd in crds():
             await client.apply(CUSTOM_RESOURCE_DEFINITIONS, crd, force=True)
@@ -68,7 +68,7 @@ async def monitoring(api_server: Any, eventually: Callable[..., Any]) -> AsyncIt
 
 
 class Prometheus:
-    """Does what a ServiceMonitor says."""
+    """Client that scrapes the endpoint of a ServiceMonitor with its TLS settings."""
 
     def __init__(self, client: Client, server: str, directory: Path) -> None:
         self._client = client
@@ -77,12 +77,12 @@ class Prometheus:
 
     async def endpoint(self) -> dict[str, Any]:
         monitor = await self._client.get(SERVICE_MONITORS, MONITOR, namespace=NAMESPACE)
-        (found,) = monitor["spec"]["endpoints"]
-        return dict(found)
+        (entry,) = monitor["spec"]["endpoints"]
+        return dict(entry)
 
     async def secret(self) -> dict[str, bytes]:
-        found = await self._client.get(SECRETS, SECRET, namespace=NAMESPACE)
-        return {key: base64.b64decode(value) for key, value in found["data"].items()}
+        obj = await self._client.get(SECRETS, SECRET, namespace=NAMESPACE)
+        return {key: base64.b64decode(value) for key, value in obj["data"].items()}
 
     async def get(self, *paths: str) -> dict[str, tuple[int, str]]:
         tls, data = (await self.endpoint())["tlsConfig"], await self.secret()
@@ -98,7 +98,7 @@ class Prometheus:
         return answers
 
     async def scrape(self) -> list[str]:
-        """Return the series that are kept."""
+        """Return the series that the relabelings keep."""
         endpoint = await self.endpoint()
         status, text = (await self.get(endpoint["path"]))[endpoint["path"]]
         assert status == 200
@@ -107,14 +107,16 @@ class Prometheus:
 
 def is_kept(sample: str, relabelings: list[dict[str, Any]]) -> bool:
     labels = dict(re.findall(r'(\w+)="([^"]*)"', sample)) | {"__name__": re.split(r"[{ ]", sample)[0]}
-    for each in relabelings:
-        matches = re.fullmatch(each["regex"], ";".join(labels.get(name, "") for name in each["sourceLabels"]))
-        if (matches is not None) is (each["action"] == "drop"):
+    for relabeling in relabelings:
+        matches = re.fullmatch(
+            relabeling["regex"], ";".join(labels.get(name, "") for name in relabeling["sourceLabels"])
+        )
+        if (matches is not None) is (relabeling["action"] == "drop"):
             return False
     return True
 
 
-async def test_prometheus_reads_metrics_and_nothing_else_until_it_is_switched_off(
+async def test_prometheus_reads_only_metrics_until_monitoring_is_disabled(
     mortal_field: Any,
     monitoring: None,
     binaries: Binaries,
@@ -126,10 +128,10 @@ async def test_prometheus_reads_metrics_and_nothing_else_until_it_is_switched_of
     monkeypatch.setattr(OperatorConfig, "service_monitors", SETTINGS)
     async with operator():
         await field.create("ControlPlane", NAME, deletionPolicy="Destroy")
-        found = await field.becomes("ControlPlane", NAME, "Reconciled")
-        prometheus = Prometheus(field.client, found["status"]["endpoint"], tmp_path)
+        control_plane = await field.becomes("ControlPlane", NAME, "Reconciled")
+        prometheus = Prometheus(field.client, control_plane["status"]["endpoint"], tmp_path)
         await eventually(prometheus.endpoint)
-        # An API server is ready a second before it has looked at its roles, see `readiness`. Until then it is not live.
+        # An API server is ready a second before it has loaded its roles, see `readiness`. Until then /livez fails.
         await eventually(lambda: prometheus.get("/livez"), lambda answers: answers["/livez"][0] == 200)
 
         answers = await prometheus.get(*ALLOWED, *REFUSED)
@@ -139,19 +141,19 @@ async def test_prometheus_reads_metrics_and_nothing_else_until_it_is_switched_of
         }
         series = await prometheus.scrape()
         raw = [line for line in answers["/metrics"][1].splitlines() if line[0] != "#"]
-        # 470 of 12,486 at the first look; the operator has set up its inside since.
+        # 470 of 12,486 series at the first measurement. The operator has since set up the control plane.
         assert 300 < len(series) < 900 < 10_000 < len(raw)
 
-        # A certificate at its end, as `kept` finds it after two thirds of a life.
+        # An expired certificate stands for a certificate that `kept` finds after two thirds of its lifetime.
         first = await prometheus.secret()
-        assert user_of(first["tls.crt"]) == f"kplane:metrics:{found['metadata']['uid']}"
-        ended = await expired(field, user=user_of(first["tls.crt"]))
-        await field.client.patch(SECRETS, SECRET, {"data": ended}, namespace=NAMESPACE)
-        known = {first["tls.crt"], base64.b64decode(ended["tls.crt"])}
-        await eventually(prometheus.secret, lambda secret: secret["tls.crt"] not in known)
+        assert user_of(first["tls.crt"]) == f"kplane:metrics:{control_plane['metadata']['uid']}"
+        expired_pair = await expired(field, user=user_of(first["tls.crt"]))
+        await field.client.patch(SECRETS, SECRET, {"data": expired_pair}, namespace=NAMESPACE)
+        former_certificates = {first["tls.crt"], base64.b64decode(expired_pair["tls.crt"])}
+        await eventually(prometheus.secret, lambda secret: secret["tls.crt"] not in former_certificates)
         assert await prometheus.scrape()
 
-        # A user deletes the Secret, and garbage collection would take the ServiceMonitor of the former one.
+        # A user deletes the Secret: the ServiceMonitor needs the new Secret as owner, or it is collected as garbage.
         before = await field.client.get(SECRETS, SECRET, namespace=NAMESPACE)
         await field.client.delete(SECRETS, SECRET, namespace=NAMESPACE)
 
@@ -183,7 +185,7 @@ async def test_prometheus_reads_metrics_and_nothing_else_until_it_is_switched_of
 
 
 async def expired(field: Any, *, user: str) -> dict[str, str]:
-    """Return a pair of the control plane's CA of clients that has ended, as data of a Secret."""
+    """Return an expired client certificate of the control plane's CA and its key, as data of a Secret."""
     authorities = await field.client.get(SECRETS, "control-plane-authorities", namespace=NAMESPACE)
     data = {key: base64.b64decode(value) for key, value in authorities["data"].items()}
     pair = issue_client(read_pair(data, "client-ca"), user=user, groups=["system:monitoring"], lifetime=timedelta())

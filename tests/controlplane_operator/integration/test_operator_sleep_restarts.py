@@ -1,4 +1,4 @@
-"""Control planes that sleep, under operators that come and go, or have little room."""
+"""Hibernation with restarts of the operator, and with a limit of awake control planes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here passes requests on, so API servers need not wait until a gateway has heard of a sleep."""
+    """Do not wait for a gateway, which is absent here, before API servers stop."""
     monkeypatch.setattr(sleepers, "_HEARD_SECONDS", 0.1)
 
 
-async def test_an_operator_that_comes_back_continues_where_the_one_before_was(mortal_field: Any) -> None:
+async def test_restarted_operator_continues_sleep_and_wake(mortal_field: Any) -> None:
     field, running = mortal_field
     name = "survivor"
     async with running():
@@ -53,7 +53,7 @@ async def test_an_operator_that_comes_back_continues_where_the_one_before_was(mo
             assert (await client.list(NAMESPACES)).items
 
 
-async def test_the_longest_idle_one_sleeps_for_one_that_wakes(
+async def test_idle_control_plane_is_evicted_for_a_waking_one(
     mortal_field: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     field, running = mortal_field
@@ -73,7 +73,7 @@ async def test_the_longest_idle_one_sleeps_for_one_that_wakes(
         assert counted == {'{state="awake"}': 1.0, '{state="asleep"}': 0.0, '{state="waiting"}': 1.0}
         assert await field.reason("ControlPlane", "early") == "Reconciled"
 
-        # Now no client has used it for long enough.
+        # Control plane early now counts as idle.
         monkeypatch.setattr(rooms, "_IN_USE", timedelta(0))
         woken = await field.becomes("ControlPlane", "late", "Reconciled")
         assert "hibernation" not in woken["status"]

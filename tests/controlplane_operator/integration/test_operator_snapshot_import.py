@@ -1,4 +1,4 @@
-"""A management cluster is lost, and the next one finds the snapshots in the bucket."""
+"""Import of snapshots from the bucket after the loss of their management cluster."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ Operator = Callable[..., contextlib.AbstractAsyncContextManager[str]]
 async def management(
     binaries: Binaries, eventually: Any, hold_port: Callable[[], int], namespaces_go_at_once: Any
 ) -> AsyncIterator[tuple[Field, Operator]]:
-    """Run a management cluster of its own, and give what runs an operator there; nothing of both is left."""
+    """Run a new management cluster, and yield a context manager that runs its operator. Clean up both at the end."""
     state = Path(tempfile.mkdtemp(prefix="kplane-operator-"))
     try:
-        # It has a loop of its own.
+        # The embedded cluster runs its own event loop.
         cluster = start_cluster(binaries, operators=False)
         handle = await asyncio.to_thread(cluster.__enter__)
         async with contextlib.AsyncExitStack() as stack:
@@ -61,7 +61,7 @@ async def management(
         shutil.rmtree(state, ignore_errors=True)
 
 
-async def test_snapshot_survives_its_management_cluster(
+async def test_snapshot_in_bucket_is_imported_by_a_new_management_cluster(
     bucket: tuple[str, Path],
     binaries: Binaries,
     eventually: Any,
@@ -69,7 +69,7 @@ async def test_snapshot_survives_its_management_cluster(
     namespaces_go_at_once: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Each is a write.
+    # The restore writes once for each unknown revision: keep their number low.
     monkeypatch.setattr(restored, "_UNKNOWN_IN_SHARED_ETCD", 1000)
     url, files = bucket
     settings = {
@@ -89,15 +89,15 @@ async def test_snapshot_survives_its_management_cluster(
             uid = (await tenant.create(CONFIG_MAPS, CONFIG_MAP))["metadata"]["uid"]
         await field.create("ControlPlaneSnapshot", "daily", controlPlaneRef={"name": "acme"})
         saved = (await field.becomes("ControlPlaneSnapshot", "daily", "Saved"))["status"]
-        # The backup of the installation has the object, for a cluster that is to import it.
+        # The backup of the installation has the snapshot object, for import by another cluster.
         await field.client.create(SECRETS, {"metadata": {"name": "etcd", "namespace": "kplane-system"}})
-        listed = [each async for each in collect(field.client, namespace="kplane-system", etcd_secret="etcd")]
-        kept = next(each for each in listed if each["kind"] == "ControlPlaneSnapshot")
-        assert kept["metadata"]["annotations"] == {IMPORTED_FROM_ANNOTATION: saved["location"]}
-        assert kept["spec"]["deletionPolicy"] == "Retain"
+        objects = [obj async for obj in collect(field.client, namespace="kplane-system", etcd_secret="etcd")]
+        backup = next(obj for obj in objects if obj["kind"] == "ControlPlaneSnapshot")
+        assert backup["metadata"]["annotations"] == {IMPORTED_FROM_ANNOTATION: saved["location"]}
+        assert backup["spec"]["deletionPolicy"] == "Retain"
     entry = saved["location"].replace(".age", ".json")
     assert json.loads(storage_text(storage, entry))["sha256"] == saved["sha256"]
-    # What others write to the bucket keeps nothing out.
+    # Foreign files in the bucket do not block the import.
     for name in (f"{FORGED}.json", f"{FORGED}.age"):
         with storage.writer(name) as written:
             written.write(b"[" * 50_000)
@@ -114,25 +114,25 @@ async def test_snapshot_survives_its_management_cluster(
             await field.create("ControlPlane", "acme", mode="Virtual", source=source, deletionPolicy="Destroy")
             await field.becomes("ControlPlane", "acme", "Reconciled")
             async with Client(await field.tenant("acme"), field_manager="kplane") as tenant:
-                found = await tenant.get(CONFIG_MAPS, "precious", namespace="default")
-                assert (found["metadata"]["uid"], found["data"]) == (uid, {"value": "42"})
-                # The shared etcd is another one, and clients know revisions after the snapshot's.
+                config_map = await tenant.get(CONFIG_MAPS, "precious", namespace="default")
+                assert (config_map["metadata"]["uid"], config_map["data"]) == (uid, {"value": "42"})
+                # The new shared etcd has lower revisions, while clients may have seen revisions after the snapshot's.
                 assert int((await tenant.list(CONFIG_MAPS)).resource_version) >= saved["revision"] + 1000
             await field.client.delete(CONTROL_PLANE_SNAPSHOTS, "daily")
             await field.gone(CONTROL_PLANE_SNAPSHOTS, "daily")
             assert saved["location"] in storage.files()
             await clean(field)
 
-        # The next operator looks at the bucket at once, and does not bring back what a user deleted.
+        # The next operator reads the bucket at once, and does not import a deleted snapshot again.
         later = json.loads(storage_text(storage, entry)) | {"name": "later", "uid": LATER}
         for name, content in ((".json", json.dumps(later).encode()), (".age", b"age")):
             with storage.writer(f"controlplane-later-{LATER}{name}") as written:
                 written.write(content)
         async with operator(snapshots=settings):
             await field.becomes("ControlPlaneSnapshot", "later", "Imported")
-            names = [each["metadata"]["name"] for each in (await field.client.list(CONTROL_PLANE_SNAPSHOTS)).items]
+            names = [obj["metadata"]["name"] for obj in (await field.client.list(CONTROL_PLANE_SNAPSHOTS)).items]
             assert names == ["later"]
-            # A user who wants the file to be deleted says so.
+            # Policy Destroy makes the deletion delete the file too.
             await field.client.patch(CONTROL_PLANE_SNAPSHOTS, "later", {"spec": {"deletionPolicy": "Destroy"}})
             await field.client.delete(CONTROL_PLANE_SNAPSHOTS, "later")
             await field.gone(CONTROL_PLANE_SNAPSHOTS, "later")

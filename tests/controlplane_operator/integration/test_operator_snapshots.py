@@ -1,4 +1,4 @@
-"""Snapshots of real control planes, by a real operator: written, opened, kept, deleted."""
+"""Snapshots of real control planes by a real operator: creation, content, retention, restore, deletion."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def opened(path: Path) -> tuple[Archived, dict[bytes, bytes]]:
 
 
 def message(obj: dict[str, Any]) -> str:
-    return "".join(each["message"] for each in obj["status"]["conditions"] if each["type"] == "Ready")
+    return "".join(item["message"] for item in obj["status"]["conditions"] if item["type"] == "Ready")
 
 
 async def follow(client: Client, *, since: str) -> None:
@@ -74,13 +74,13 @@ async def completed(field: Field, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mode", ["Virtual", "Dedicated"])
-async def test_data_and_keys_of_a_control_plane_are_saved(
+async def test_snapshot_saves_data_and_keys_of_control_plane(
     mode: str,
     mortal_field: tuple[Field, Callable[..., contextlib.AbstractAsyncContextManager[str]]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Once only, also if the operator ends while it writes; the file goes with its object."""
+    """A failed write is retried, also by the next operator. The deletion of the object deletes the file."""
     field, operator = mortal_field
     settings = {"snapshot_volume": tmp_path, "snapshot_recipient": (str(KEY.to_public()),)}
     name = f"saved-{mode.lower()}"
@@ -90,7 +90,7 @@ async def test_data_and_keys_of_a_control_plane_are_saved(
         async with Client(await field.tenant(name), field_manager="kplane") as tenant:
             uid = (await tenant.create(CONFIG_MAPS, CONFIG_MAP))["metadata"]["uid"]
 
-        # What cannot be written is told, and tried again.
+        # The operator reports and retries a failed write.
         monkeypatch.setattr(snapshot_reconciler, "_FIRST_RETRY_SECONDS", 0.1)
         written = Volume.writer
 
@@ -99,9 +99,9 @@ async def test_data_and_keys_of_a_control_plane_are_saved(
 
         monkeypatch.setattr(Volume, "writer", refused)
         await field.create("ControlPlaneSnapshot", name, controlPlaneRef={"name": name})
-        told = await field.becomes("ControlPlaneSnapshot", name, "SnapshotFailed")
-        assert told["status"]["phase"] == "Failed"
-        assert "the disk is broken" in told["status"]["conditions"][0]["message"]
+        failed = await field.becomes("ControlPlaneSnapshot", name, "SnapshotFailed")
+        assert failed["status"]["phase"] == "Failed"
+        assert "the disk is broken" in failed["status"]["conditions"][0]["message"]
 
     # The next operator tries at once.
     monkeypatch.setattr(Volume, "writer", written)
@@ -124,7 +124,7 @@ async def test_data_and_keys_of_a_control_plane_are_saved(
         assert not path.exists()
 
 
-async def test_the_schedule_of_a_class_makes_and_deletes_snapshots(
+async def test_schedule_of_class_creates_and_deletes_snapshots(
     mortal_field: tuple[Field, Callable[..., contextlib.AbstractAsyncContextManager[str]]], tmp_path: Path
 ) -> None:
     field, operator = mortal_field
@@ -133,7 +133,7 @@ async def test_the_schedule_of_a_class_makes_and_deletes_snapshots(
         await field.create("ControlPlaneClass", "saved", deletionPolicy="Destroy")
         await field.create("ControlPlane", "regular", classRef={"name": "saved"})
         uid = (await field.becomes("ControlPlane", "regular", "Reconciled"))["metadata"]["uid"]
-        # Two of former times, and one that a person made.
+        # Two scheduled snapshots of former years, and a manual snapshot.
         for year in (2020, 2021):
             when = datetime(year, 1, 1, tzinfo=UTC).isoformat()
             annotations = {SCHEDULED_FOR_ANNOTATION: uid, SCHEDULED_AT_ANNOTATION: when}
@@ -151,19 +151,19 @@ async def test_the_schedule_of_a_class_makes_and_deletes_snapshots(
 
         async def left() -> list[str]:
             return sorted(
-                each["metadata"]["name"]
-                for each in (await field.client.list(CONTROL_PLANE_SNAPSHOTS)).items
-                if (each.get("status") or {}).get("phase") == "Completed"
+                snapshot["metadata"]["name"]
+                for snapshot in (await field.client.list(CONTROL_PLANE_SNAPSHOTS)).items
+                if (snapshot.get("status") or {}).get("phase") == "Completed"
             )
 
-        # The one of this year was missed, and takes the place of the others.
-        made = f"regular-{datetime.now(UTC).year}01010000"
-        await completed(field, made)
+        # The operator makes up for this year's missed snapshot, and deletes the former scheduled snapshots.
+        snapshot_name = f"regular-{datetime.now(UTC).year}01010000"
+        await completed(field, snapshot_name)
         await field.gone(CONTROL_PLANE_SNAPSHOTS, "regular-2021")
-        assert await field.settles(left) == ["by-hand", made]
+        assert await field.settles(left) == ["by-hand", snapshot_name]
         assert len(list(tmp_path.glob("controlplane-*.age"))) == 2
 
-        for name in ("by-hand", made):
+        for name in ("by-hand", snapshot_name):
             await field.client.delete(CONTROL_PLANE_SNAPSHOTS, name)
             await field.gone(CONTROL_PLANE_SNAPSHOTS, name)
         assert not list(tmp_path.iterdir())
@@ -178,16 +178,16 @@ async def test_the_schedule_of_a_class_makes_and_deletes_snapshots(
         pytest.param("Dedicated", "Virtual", marks=pytest.mark.slow),
     ],
 )
-async def test_a_destroyed_control_plane_is_restored_as_it_was(
+async def test_destroyed_control_plane_is_restored_from_snapshot(
     former: str,
     mode: str,
     mortal_field: tuple[Field, Callable[..., contextlib.AbstractAsyncContextManager[str]]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Same uids, tokens and keys, also where Kubernetes encrypts; a watch from before is told to begin anew.
+    """The restored control plane has the same uids, tokens and keys, also with encryption at rest. Old watches expire.
 
-    An end halfway is made up for.
+    An interrupted restore is repeated.
     """
     field, operator = mortal_field
     settings = {"snapshot_volume": tmp_path, "snapshot_recipient": (str(KEY.to_public()),)}
@@ -200,13 +200,13 @@ async def test_a_destroyed_control_plane_is_restored_as_it_was(
         await field.becomes("ControlPlane", name, "Reconciled")
         admin = await field.tenant(name)
         async with Client(admin, field_manager="kplane") as tenant:
-            known = await tenant.create(CONFIG_MAPS, CONFIG_MAP)
+            original = await tenant.create(CONFIG_MAPS, CONFIG_MAP)
             secret = await tenant.create(SECRETS, SECRET)
             token = (await owner_of(admin)).token
             await field.create("ControlPlaneSnapshot", name, controlPlaneRef={"name": name})
             saved = (await completed(field, name))["status"]
             assert opened(tmp_path / saved["location"])[1][b"secrets/default/hidden"].startswith(b"k8s:enc:")
-            # Clients know later versions than the snapshot has.
+            # Clients have seen resource versions later than the snapshot.
             for number in range(20):
                 last = await tenant.patch(CONFIG_MAPS, "precious", {"data": {"late": str(number)}}, namespace="default")
         await field.client.delete(CONTROL_PLANES, name)
@@ -228,7 +228,7 @@ async def test_a_destroyed_control_plane_is_restored_as_it_was(
     monkeypatch.setattr(ProcessRuntime, "apply", noted)
     written = restoring.write_copy
 
-    # What an operator that was killed leaves behind: a part of the data, and no word that they are complete.
+    # A killed operator leaves a part of the data, without the mark that the data are complete.
     async def part(client: Any, groups: Any, *given: Any, **named: Any) -> Any:
         async def cut_off() -> Any:
             async for group in groups:
@@ -240,25 +240,25 @@ async def test_a_destroyed_control_plane_is_restored_as_it_was(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(restoring, "write_copy", part)
         async with operator(snapshots=settings):
-            told = await field.becomes("ControlPlane", name, "RestoreFailed")
-            while "killed" not in message(told):
-                told = await field.becomes("ControlPlane", name, "RestoreFailed")
-            assert "endpoint" not in told["status"]
+            interrupted = await field.becomes("ControlPlane", name, "RestoreFailed")
+            while "killed" not in message(interrupted):
+                interrupted = await field.becomes("ControlPlane", name, "RestoreFailed")
+            assert "endpoint" not in interrupted["status"]
 
     async with operator(snapshots=settings):
         await field.becomes("ControlPlane", name, "Reconciled")
         admin_now = await field.tenant(name)
         assert admin_now.ca_data == admin.ca_data
         async with Client(replace(admin_now, token=token), field_manager="kplane") as tenant:
-            found = await tenant.get(CONFIG_MAPS, "precious", namespace="default")
-            assert (found["metadata"]["uid"], found["data"]) == (known["metadata"]["uid"], {"value": "42"})
+            restored = await tenant.get(CONFIG_MAPS, "precious", namespace="default")
+            assert (restored["metadata"]["uid"], restored["data"]) == (original["metadata"]["uid"], {"value": "42"})
             assert (await tenant.get(SECRETS, "hidden", namespace="default"))["data"] == secret["data"]
-            listed = await tenant.list(CONFIG_MAPS)
-            assert int(listed.resource_version) > int(last["metadata"]["resourceVersion"]) > saved["revision"]
+            config_maps = await tenant.list(CONFIG_MAPS)
+            assert int(config_maps.resource_version) > int(last["metadata"]["resourceVersion"]) > saved["revision"]
             with pytest.raises(Expired):
                 await follow(tenant, since=last["metadata"]["resourceVersion"])
         if mode == "Dedicated":
-            # What makes the beginning of etcd is of the operator's image: later on it would restart etcd.
+            # The prepare step of etcd has the operator's image: a step that stays would restart etcd at each upgrade.
             began = described.index((apiserver_name(name), False))
             begins = [prepared for component, prepared in described[:began] if component == etcd_name(name)]
             assert begins[0]
@@ -278,15 +278,15 @@ async def keep_identity(field: Field) -> None:
 
 
 @pytest.mark.parametrize("mode", ["Virtual", pytest.param("Dedicated", marks=pytest.mark.slow)])
-async def test_a_clone_is_another_control_plane(
+async def test_clone_has_new_uids_and_keys_and_the_same_objects(
     mode: str,
     mortal_field: tuple[Field, Callable[..., contextlib.AbstractAsyncContextManager[str]]],
     tmp_path: Path,
     binaries: Binaries,
 ) -> None:
-    """From one that runs, and from a snapshot, of the other mode: fresh uids and keys, nothing that was issued.
+    """Clones of a running control plane and of a snapshot, of the other mode, without issued tokens and Leases.
 
-    Without a volume, the snapshot is kept as a Secret.
+    Without a volume, the operator stores the snapshot in Secrets.
     """
     field, operator = mortal_field
     settings = {"snapshot_recipient": (str(KEY.to_public()),)}
@@ -294,7 +294,7 @@ async def test_a_clone_is_another_control_plane(
     name = f"dolly-{mode}".lower()
     async with operator(snapshots=settings):
         await keep_identity(field)
-        # It waits for the one that it is to be like.
+        # The clone waits for its source.
         await field.create("ControlPlane", f"{name}-1", mode=mode, deletionPolicy="Destroy", source=clone_of(name))
         waiting = await field.becomes("ControlPlane", f"{name}-1", "SourceNotReady")
         assert message(waiting) == (
@@ -306,13 +306,13 @@ async def test_a_clone_is_another_control_plane(
         await fill(admin)
         token = (await owner_of(admin)).token
         await field.becomes("ControlPlane", f"{name}-1", "Reconciled")
-        # That one may have been made before everything was there.
+        # The first clone may lack objects, because the source was still being filled.
         await field.create("ControlPlaneSnapshot", name, controlPlaneRef={"name": name})
         await completed(field, name)
         source = {"snapshotRef": {"name": name}, "identitySecretRef": {"name": "identity"}, "clone": True}
-        for other, given in ((f"{name}-2", clone_of(name)), (f"{name}-3", source | {"nodes": True})):
-            await field.create("ControlPlane", other, mode=mode, deletionPolicy="Destroy", source=given)
-            await field.becomes("ControlPlane", other, "Reconciled")
+        for clone, clone_source in ((f"{name}-2", clone_of(name)), (f"{name}-3", source | {"nodes": True})):
+            await field.create("ControlPlane", clone, mode=mode, deletionPolicy="Destroy", source=clone_source)
+            await field.becomes("ControlPlane", clone, "Reconciled")
         async with Client(admin, field_manager="kplane") as tenant:
             original = await contents(tenant)
         for number in (2, 3):
@@ -320,14 +320,14 @@ async def test_a_clone_is_another_control_plane(
             assert cloned.ca_data != admin.ca_data
             assert await field.refuses(replace(cloned, token=token))
             async with Client(cloned, field_manager="kplane") as tenant:
-                found = await contents(tenant)
+                copies = await contents(tenant)
                 left_out = {"token", "bootstrap", "lease", "root CA"} | ({"node"} if number == 2 else set())
-                assert found.keys() == original.keys() - left_out
-                for each, obj in found.items():
-                    assert obj["metadata"]["uid"] != original[each]["metadata"]["uid"]
-                assert found["set"]["metadata"]["ownerReferences"][0]["uid"] == found["deployment"]["metadata"]["uid"]
-                assert found["config"]["data"] == original["config"]["data"]
-                # The clone's own data are another matter.
+                assert copies.keys() == original.keys() - left_out
+                for key, obj in copies.items():
+                    assert obj["metadata"]["uid"] != original[key]["metadata"]["uid"]
+                assert copies["set"]["metadata"]["ownerReferences"][0]["uid"] == copies["deployment"]["metadata"]["uid"]
+                assert copies["config"]["data"] == original["config"]["data"]
+                # A change in the clone does not change the source.
                 await tenant.patch(CONFIG_MAPS, "precious", {"data": {"value": "43"}}, namespace="default")
             (tmp_path / "ca.crt").write_bytes(cloned.ca_data or b"")
             publisher = "--controllers=root-ca-certificate-publisher-controller", f"--root-ca-file={tmp_path}/ca.crt"
@@ -346,10 +346,10 @@ async def test_a_clone_is_another_control_plane(
         await field.client.delete(CONTROL_PLANE_SNAPSHOTS, name)
         await field.gone(CONTROL_PLANE_SNAPSHOTS, name)
         assert not (await field.client.list(SECRETS, **files)).items
-        for each in (f"{name}-1", f"{name}-2", f"{name}-3", name):
-            await field.client.delete(CONTROL_PLANES, each)
-        for each in (f"{name}-1", f"{name}-2", f"{name}-3", name):
-            await field.gone(CONTROL_PLANES, each)
+        for key in (f"{name}-1", f"{name}-2", f"{name}-3", name):
+            await field.client.delete(CONTROL_PLANES, key)
+        for key in (f"{name}-1", f"{name}-2", f"{name}-3", name):
+            await field.gone(CONTROL_PLANES, key)
         await field.client.delete(SECRETS, "identity", namespace="kplane-system")
 
 
@@ -369,7 +369,7 @@ NAMESPACED = {
 
 
 async def fill(config: ClusterConfig) -> None:
-    """Make what a clone has, and what it has not."""
+    """Create objects that a clone copies, and objects that a clone leaves out."""
     template = {
         "metadata": {"labels": {"app": "web"}},
         "spec": {"containers": [{"name": "web", "image": "web"}]},
@@ -398,23 +398,23 @@ async def fill(config: ClusterConfig) -> None:
         await make(LEASES, "held", spec={"holderIdentity": "me"})
         await make(NODES, "worker", namespace=None)
         await make(CONFIG_MAPS, "kube-root-ca.crt", data={"ca.crt": "of the original"})
-        # Last: who sees it sees the others.
+        # The last object: its presence implies the others.
         await make(CONFIG_MAPS, "precious", data={"value": deployment["metadata"]["uid"][:8]})
 
 
 async def contents(tenant: Client) -> dict[str, Any]:
-    found = {}
+    objects = {}
     for key, (resource, name) in NAMESPACED.items():
         with contextlib.suppress(NotFound):
-            found[key] = await tenant.get(resource, name, namespace="default")
+            objects[key] = await tenant.get(resource, name, namespace="default")
     with contextlib.suppress(NotFound):
-        found["bootstrap"] = await tenant.get(SECRETS, "bootstrap-token-abcdef", namespace="kube-system")
+        objects["bootstrap"] = await tenant.get(SECRETS, "bootstrap-token-abcdef", namespace="kube-system")
     with contextlib.suppress(NotFound):
-        found["node"] = await tenant.get(NODES, "worker")
-    return found
+        objects["node"] = await tenant.get(NODES, "worker")
+    return objects
 
 
-async def test_a_sleeping_control_plane_is_saved_and_cloned_and_what_is_encrypted_is_not_cloned(
+async def test_sleeping_source_is_cloned_and_encrypted_source_is_refused(
     mortal_field: tuple[Field, Callable[..., contextlib.AbstractAsyncContextManager[str]]], tmp_path: Path
 ) -> None:
     field, operator = mortal_field
@@ -426,8 +426,8 @@ async def test_a_sleeping_control_plane_is_saved_and_cloned_and_what_is_encrypte
         await field.create("ControlPlane", "lamb", **spec, virtual={"clusterPath": "sheep"})
         await field.becomes("ControlPlane", "lamb", "ClusterPathInUse")
         await field.create("ControlPlane", "former", **spec, version="1.34.0")
-        told = message(await field.becomes("ControlPlane", "former", "VersionNotAllowed"))
-        assert "kube-apiserver 1.34.0 may not be able to read them" in told
+        text = message(await field.becomes("ControlPlane", "former", "VersionNotAllowed"))
+        assert "kube-apiserver 1.34.0 may not be able to read them" in text
         await field.create("ControlPlane", "twin", **spec)
         twin = await field.eventually(
             lambda: field.get("ControlPlane", "twin"), lambda found: "endpoint" in found.get("status", {}), timeout=120
@@ -445,8 +445,8 @@ async def test_a_sleeping_control_plane_is_saved_and_cloned_and_what_is_encrypte
         async with Client(await field.tenant("vault"), field_manager="kplane") as tenant:
             await tenant.create(CONFIG_MAPS, CONFIG_MAP)
         await field.create("ControlPlane", "copied", deletionPolicy="Destroy", source=clone_of("vault"))
-        told = message(await field.becomes("ControlPlane", "copied", "SourceEncrypted"))
-        assert told.startswith(
+        text = message(await field.becomes("ControlPlane", "copied", "SourceEncrypted"))
+        assert text.startswith(
             "failed to clone control plane vault: configmaps/default/precious is encrypted at rest, "
         )
         await field.client.delete(CONTROL_PLANE_SNAPSHOTS, "sheep")
@@ -454,7 +454,7 @@ async def test_a_sleeping_control_plane_is_saved_and_cloned_and_what_is_encrypte
 
 
 @pytest.mark.slow
-async def test_the_commands_of_the_documents_work(
+async def test_documented_snapshot_commands_work(
     mortal_field: tuple[Field, Callable[..., contextlib.AbstractAsyncContextManager[str]]], tmp_path: Path
 ) -> None:
     field, operator = mortal_field
@@ -472,12 +472,12 @@ async def test_the_commands_of_the_documents_work(
         async with Client(await field.tenant("acme"), field_manager="kplane") as tenant:
             await tenant.create(CONFIG_MAPS, CONFIG_MAP)
         for name in ON_PROCESSES:
-            found = [*blocks(document(name))]
-            await asyncio.to_thread(reader.follow, name, found)
+            commands = [*blocks(document(name))]
+            await asyncio.to_thread(reader.follow, name, commands)
         for name in ("acme", "acme-copy", "acme-before"):
             async with Client(await field.tenant(name), field_manager="kplane") as tenant:
                 await tenant.get(CONFIG_MAPS, "precious", namespace="default")
-        # Before the operator that has the storage of its snapshots ends.
+        # Clean up while an operator with the storage of the snapshots runs.
         await clean(field)
-        for each in (await field.client.list(CONTROL_PLANE_SNAPSHOTS)).items:
-            await field.gone(CONTROL_PLANE_SNAPSHOTS, each["metadata"]["name"])
+        for snapshot in (await field.client.list(CONTROL_PLANE_SNAPSHOTS)).items:
+            await field.gone(CONTROL_PLANE_SNAPSHOTS, snapshot["metadata"]["name"])

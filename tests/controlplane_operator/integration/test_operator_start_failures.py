@@ -1,4 +1,4 @@
-"""A control plane that cannot start says which part fails, in its condition, an Event, the metrics and the log."""
+"""A failed start of a control plane appears in its condition, an Event and the metrics."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 NAME = "crashing"
 
 
-async def test_api_server_that_ends_at_its_start_is_told_by_name(field: Any) -> None:
+async def test_crashing_api_server_is_reported_as_start_failed(field: Any) -> None:
     # kube-apiserver refuses the value and ends: ServerRunOptions.Validate of k8s.io/apiserver.
     await field.create("ControlPlaneClass", NAME, apiServer={"extraArgs": ["--max-requests-inflight=-1"]})
     await field.create("ControlPlane", NAME, classRef={"name": NAME}, deletionPolicy="Destroy")
-    found = await field.becomes("ControlPlane", NAME, "StartFailed", timeout=240)
-    assert found["status"]["phase"] == "Provisioning"
+    control_plane = await field.becomes("ControlPlane", NAME, "StartFailed", timeout=240)
+    assert control_plane["status"]["phase"] == "Provisioning"
 
     async def warnings() -> list[str]:
         events = (await field.client.list(EVENTS, namespace="default")).items

@@ -1,4 +1,4 @@
-"""A status is written to the object that it is about, however much happens to that object meanwhile."""
+"""Writes of a status reach the right object, despite concurrent changes of the object."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 
 @dataclass
 class Desk:
-    """Where statuses are written: what is known of the objects, and what there really is."""
+    """Status writer with its store and a client of the API server."""
 
     client: Client
     writer: StatusWriter
@@ -49,7 +49,7 @@ async def desk(api_server: Handle) -> AsyncIterator[Desk]:
 
 @pytest.mark.parametrize("seen", ["before", "after", "never"])
 @pytest.mark.parametrize("only_as_seen", [False, True])
-async def test_the_next_object_of_the_name_gets_nothing_of_it(desk: Desk, seen: str, *, only_as_seen: bool) -> None:
+async def test_status_is_not_written_to_a_recreated_object(desk: Desk, seen: str, *, only_as_seen: bool) -> None:
     former = await desk.create()
     if seen != "never":
         desk.store.apply(await desk.client.get(CONTROL_PLANES, "subject"))
@@ -64,7 +64,7 @@ async def test_the_next_object_of_the_name_gets_nothing_of_it(desk: Desk, seen: 
     assert await desk.status() == {}
 
 
-async def test_what_somebody_changes_meanwhile_is_no_obstacle(desk: Desk) -> None:
+async def test_concurrent_change_conflicts_only_with_only_as_seen(desk: Desk) -> None:
     current = await desk.create()
     desk.store.apply(await desk.client.get(CONTROL_PLANES, "subject"))
     await desk.client.patch(CONTROL_PLANES, "subject", {"metadata": {"labels": {"team": "blue"}}})
@@ -74,7 +74,7 @@ async def test_what_somebody_changes_meanwhile_is_no_obstacle(desk: Desk) -> Non
     assert (await desk.status())["version"] == "v1.36.3"
 
 
-async def test_what_is_gone_is_left_alone(desk: Desk) -> None:
+async def test_write_to_a_deleted_object_is_ignored(desk: Desk) -> None:
     current = await desk.create()
     await desk.client.delete(CONTROL_PLANES, "subject")
     await desk.write(current, version="v1.36.3")
@@ -82,7 +82,7 @@ async def test_what_is_gone_is_left_alone(desk: Desk) -> None:
     await desk.create()
 
 
-async def test_a_condition_of_another_type_is_its_writers_alone(desk: Desk) -> None:
+async def test_condition_of_a_foreign_type_stays_owned_by_its_writer(desk: Desk) -> None:
     current = await desk.create()
 
     async def certify(*conditions: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ async def test_a_condition_of_another_type_is_its_writers_alone(desk: Desk) -> N
     await certify(told("example.com/Certified", "True", "Audited"))
     current = ControlPlane.model_validate(await desk.client.get(CONTROL_PLANES, "subject"))
     await desk.write(current, version="v1.36.3")
-    # Were it another one's too, the API server would refuse the change, and keep what is taken back.
+    # With a second owner, the API server would refuse the change, and keep the removed condition.
     await certify(told("example.com/Certified", "False", "Expired"))
     await certify()
     assert (await desk.status()).get("conditions", []) == []
@@ -109,7 +109,7 @@ def told(kind: str, status: str, reason: str, *, at: str = "2026-01-01T00:00:00Z
 
 
 class Door:
-    """An endpoint whose status has two writers: the operator, and a provider of endpoints."""
+    """Endpoint whose status has two writers: the operator and a provider of endpoints."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -118,28 +118,28 @@ class Door:
         self.writer = StatusWriter(client, events=self.events)
 
     async def write(self, url: str, **conditions: str) -> dict[str, dict[str, Any]]:
-        """Have the operator write what it found; returns all conditions then, by type."""
+        """Write these conditions as the operator, and return all conditions by type."""
         obj = await self.client.get(CONTROL_PLANE_ENDPOINTS, "door")
         self.store.apply(obj)
         current = ControlPlaneEndpoint.model_validate(obj)
-        found = [
+        new_conditions = [
             Condition.model_validate({**told(kind, *value.split()), "lastTransitionTime": dt.datetime.now(dt.UTC)})
             for kind, value in conditions.items()
         ]
-        kept = [each for each in current.status.conditions if each.type not in conditions]
-        status = current.status.model_copy(update={"endpoint": url, "conditions": [*kept, *found]})
+        other_conditions = [condition for condition in current.status.conditions if condition.type not in conditions]
+        status = current.status.model_copy(update={"endpoint": url, "conditions": [*other_conditions, *new_conditions]})
         await self.writer.write(self.store, current, status=status)
         return await self.conditions()
 
     async def provide(self, *conditions: dict[str, Any], **status: str) -> None:
-        """Have the provider apply this, and no more; raises Conflict if somebody else owns it."""
+        """Apply exactly this status as the provider. Raises Conflict if another manager owns a field."""
         body = {"metadata": {"name": "door"}, "status": {"conditions": [*conditions], **status}}
         await self.client.apply(
             CONTROL_PLANE_ENDPOINTS, body, subresource="status", field_manager="acme-doors", force=False
         )
 
     async def edit(self, *conditions: dict[str, Any]) -> None:
-        """Have the provider replace all conditions by an update, as controllers without server-side apply do."""
+        """Replace all conditions by an update as the provider, as controllers without server-side apply do."""
         status = {"status": {"conditions": [*conditions]}}
         await self.client.patch(CONTROL_PLANE_ENDPOINTS, "door", status, subresource="status")
 
@@ -147,7 +147,7 @@ class Door:
         return dict((await self.client.get(CONTROL_PLANE_ENDPOINTS, "door")).get("status", {}))
 
     async def conditions(self) -> dict[str, dict[str, Any]]:
-        return {each["type"]: each for each in (await self.status()).get("conditions", ())}
+        return {item["type"]: item for item in (await self.status()).get("conditions", ())}
 
 
 @pytest.fixture
@@ -159,43 +159,46 @@ async def opened(api_server: Handle) -> AsyncIterator[Door]:
         await client.delete(CONTROL_PLANE_ENDPOINTS, "door")
 
 
-async def test_a_condition_that_another_manager_applies_stays_its_own_and_freezes_nothing(opened: Door) -> None:
+async def test_condition_applied_by_another_manager_is_left_and_contested(opened: Door) -> None:
     provided = told("Ready", "True", "Provided")
     await opened.provide(provided)
-    found = await opened.write("https://1.example", Ready="False EndpointPending", Reachable="False Refused")
-    assert found["Ready"] == provided
-    assert found["Reachable"]["reason"] == "Refused"
-    assert (found["Contested"]["status"], found["Contested"]["reason"]) == ("True", "OwnedByAnotherManager")
-    assert found["Contested"]["message"] == (
+    conditions = await opened.write("https://1.example", Ready="False EndpointPending", Reachable="False Refused")
+    assert conditions["Ready"] == provided
+    assert conditions["Reachable"]["reason"] == "Refused"
+    assert (conditions["Contested"]["status"], conditions["Contested"]["reason"]) == ("True", "OwnedByAnotherManager")
+    assert conditions["Contested"]["message"] == (
         "field manager 'acme-doors' owns condition Ready; the operator found False"
         " (EndpointPending: so it is: EndpointPending)"
     )
-    # What is the operator's is kept up, also at an operator that has just begun.
+    # The operator maintains its own conditions, also after a restart.
     for url, reason in (("https://2.example", "Answered"), ("https://3.example", "Refused")):
-        found = await opened.write(url, Ready="True Reconciled", Reachable=f"True {reason}")
-        assert (found["Ready"], found["Reachable"]["reason"]) == (provided, reason)
+        conditions = await opened.write(url, Ready="True Reconciled", Reachable=f"True {reason}")
+        assert (conditions["Ready"], conditions["Reachable"]["reason"]) == (provided, reason)
         assert (await opened.status())["endpoint"] == url
         opened.writer = StatusWriter(opened.client, events=opened.events)
-    # The other manager is not held up either: it changes what is its own without force, and takes it back.
+    # The other manager can change and remove its own condition without force.
     changed = told("Ready", "False", "Leaking")
     await opened.provide(changed, joinEndpoint="https://join.example")
-    found = await opened.write("https://4.example", Ready="True Reconciled", Reachable="True Answered")
-    assert (found["Ready"], found["Reachable"]["reason"]) == (changed, "Answered")
+    conditions = await opened.write("https://4.example", Ready="True Reconciled", Reachable="True Answered")
+    assert (conditions["Ready"], conditions["Reachable"]["reason"]) == (changed, "Answered")
     await opened.provide()
     assert "Ready" not in await opened.conditions()
-    found = await opened.write("https://5.example", Ready="True Reconciled", Reachable="True Answered")
-    assert {kind: each["reason"] for kind, each in found.items()} == {"Ready": "Reconciled", "Reachable": "Answered"}
+    conditions = await opened.write("https://5.example", Ready="True Reconciled", Reachable="True Answered")
+    assert {kind: item["reason"] for kind, item in conditions.items()} == {
+        "Ready": "Reconciled",
+        "Reachable": "Answered",
+    }
     assert "joinEndpoint" not in await opened.status()
 
 
-async def test_what_another_manager_owns_costs_no_request_each_time(opened: Door) -> None:
+async def test_unchanged_contested_condition_sends_no_request(opened: Door) -> None:
     await opened.provide(told("Ready", "True", "Provided"))
     reports = {"Ready": "False EndpointPending", "Reachable": "False Refused"}
     await opened.write("https://1.example", **reports)
     obj = await opened.client.get(CONTROL_PLANE_ENDPOINTS, "door")
     current = ControlPlaneEndpoint.model_validate(obj)
     ready = Condition.model_validate(told("Ready", "False", "EndpointPending"))
-    conditions = [ready if each.type == "Ready" else each for each in current.status.conditions]
+    conditions = [ready if item.type == "Ready" else item for item in current.status.conditions]
     status = current.status.model_copy(update={"conditions": conditions})
     closed = Client(opened.client.config, field_manager="kplane")
     await closed.aclose()
@@ -204,25 +207,28 @@ async def test_what_another_manager_owns_costs_no_request_each_time(opened: Door
 
 
 @pytest.mark.parametrize("part", ["status", "reason", "message", "all"])
-async def test_a_condition_that_another_manager_updates_is_left_to_it(opened: Door, part: str) -> None:
-    """By an update a manager owns only what it changes: the rest stays the operator's, and must stay there."""
+async def test_condition_updated_by_another_manager_is_left_to_it(opened: Door, part: str) -> None:
+    """An update gives a manager only its changed fields. The operator still owns and keeps the other fields."""
     first = await opened.write("https://1.example", Ready="True Reconciled", Reachable="True Answered")
     parts = {"status": "Unknown", "reason": "Provided", "message": "by the provider"}
     edited = first["Ready"] | (parts if part == "all" else {part: parts[part]})
     await opened.edit(first["Reachable"], edited)
     for url, reason in (("https://2.example", "Refused"), ("https://3.example", "Answered")):
-        found = await opened.write(url, Ready="False EndpointInvalid", Reachable=f"False {reason}")
-        assert (found["Ready"], found["Reachable"]["reason"]) == (edited, reason)
-        assert "owns condition Ready" in found["Contested"]["message"]
+        conditions = await opened.write(url, Ready="False EndpointInvalid", Reachable=f"False {reason}")
+        assert (conditions["Ready"], conditions["Reachable"]["reason"]) == (edited, reason)
+        assert "owns condition Ready" in conditions["Contested"]["message"]
         assert (await opened.status())["endpoint"] == url
-    await opened.edit(found["Reachable"], found["Contested"])
-    found = await opened.write("https://4.example", Ready="True Reconciled", Reachable="True Answered")
-    assert {kind: each["reason"] for kind, each in found.items()} == {"Ready": "Reconciled", "Reachable": "Answered"}
+    await opened.edit(conditions["Reachable"], conditions["Contested"])
+    conditions = await opened.write("https://4.example", Ready="True Reconciled", Reachable="True Answered")
+    assert {kind: item["reason"] for kind, item in conditions.items()} == {
+        "Ready": "Reconciled",
+        "Reachable": "Answered",
+    }
 
 
-async def test_a_time_that_somebody_edits_makes_no_condition_foreign(opened: Door) -> None:
+async def test_edited_transition_time_does_not_contest_a_condition(opened: Door) -> None:
     first = await opened.write("https://1.example", Ready="True Reconciled", Reachable="True Answered")
     await opened.edit(first["Reachable"], first["Ready"] | {"lastTransitionTime": "2020-01-01T00:00:00Z"})
-    found = await opened.write("https://2.example", Ready="False EndpointInvalid", Reachable="True Answered")
-    assert found["Ready"]["reason"] == "EndpointInvalid"
-    assert "Contested" not in found
+    conditions = await opened.write("https://2.example", Ready="False EndpointInvalid", Reachable="True Answered")
+    assert conditions["Ready"]["reason"] == "EndpointInvalid"
+    assert "Contested" not in conditions

@@ -1,4 +1,4 @@
-"""A Secret is written when something changed, and not because an operator came anew: adopted, and with certificates."""
+"""A restarted operator writes no unchanged Secrets and statuses, of adopted control planes and with certificates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def make(field: Any) -> None:
     await field.client.apply(SECRETS, {"metadata": metadata, "data": {"kubeconfig": kubeconfig}}, force=True)
     reference = {"name": "still-adopted", "namespace": "default"}
     await field.create("ControlPlaneEndpoint", "still-adopted", endpoint=config.server, credentialsSecretRef=reference)
-    # What serves no paths of tenants is adopted as a whole.
+    # The server has no paths of tenants, so the control plane adopts all of it in mode Dedicated.
     await field.create("ControlPlane", "still-adopted", mode="Dedicated", endpointRef={"name": "still-adopted"})
     await field.create("ControlPlaneClass", "still-x509", deletionPolicy="Destroy", auth={"model": "x509"})
     await field.create("ControlPlane", "still-x509", classRef={"name": "still-x509"})
@@ -36,12 +36,12 @@ async def make(field: Any) -> None:
 
 
 async def versions(field: Any) -> dict[str, str]:
-    found = {}
+    result = {}
     for name in _NAMES:
-        found[name] = (await field.get("ControlPlane", name))["metadata"]["resourceVersion"]
+        result[name] = (await field.get("ControlPlane", name))["metadata"]["resourceVersion"]
         for item in (await field.client.list(SECRETS, namespace=f"kplane-cp-{name}")).items:
-            found[f"{name}/{item['metadata']['name']}"] = item["metadata"]["resourceVersion"]
-    return found
+            result[f"{name}/{item['metadata']['name']}"] = item["metadata"]["resourceVersion"]
+    return result
 
 
 async def measured(field: Any) -> bool:
@@ -49,19 +49,19 @@ async def measured(field: Any) -> bool:
 
 
 async def reconciled(url: str) -> float:
-    """Return how many reconciles of control planes ended, once none is under way."""
+    """Return the number of finished reconciles of control planes, or zero while a reconcile is queued or running."""
     async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as answer:
         lines = (await answer.text()).splitlines()
-    shown = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
-    busy = shown['controller_runtime_active_workers{controller="controlplane"}']
-    ended = shown['controller_runtime_reconcile_time_seconds_count{controller="controlplane"}']
-    return 0.0 if busy or shown['workqueue_depth{name="controlplane"}'] else ended
+    samples = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
+    busy = samples['controller_runtime_active_workers{controller="controlplane"}']
+    finished = samples['controller_runtime_reconcile_time_seconds_count{controller="controlplane"}']
+    return 0.0 if busy or samples['workqueue_depth{name="controlplane"}'] else finished
 
 
-async def test_nothing_is_written_of_what_did_not_change(
+async def test_restarted_operator_does_not_write_unchanged_objects(
     mortal_field: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What is kept in the shared etcd is measured all the time, and differs a little each time.
+    # The operator measures the storage all the time, with slightly different results.
     monkeypatch.setattr(metering, "_LOOK_SECONDS", 0.1)
     monkeypatch.setattr(metering, "_PERIOD_SECONDS", 0.0)
     field, operating = mortal_field
@@ -72,12 +72,12 @@ async def test_nothing_is_written_of_what_did_not_change(
             await field.becomes("ControlPlaneEndpoint", name, "Reconciled")
         before = await field.settles(lambda: versions(field))
         assert len(before) >= 2 + 2 + 4
-    # Another operator has all of it to look at anew, from inside.
+    # Another operator reconciles all objects anew.
     async with operating() as url:
-        seen = await eventually(lambda: reconciled(url), lambda ended: ended >= len(_NAMES))
+        count = await eventually(lambda: reconciled(url), lambda ended: ended >= len(_NAMES))
         for name in _NAMES:
             await field.client.patch(NAMESPACES, f"kplane-cp-{name}", {"metadata": {"labels": {"x": "y"}}})
         labels = {"metadata": {"labels": {"x": "y"}}}
         await field.client.patch(CONTROL_PLANE_ENDPOINTS, "still-adopted", labels)
-        await eventually(lambda: reconciled(url), lambda ended: ended >= seen + len(_NAMES))
+        await eventually(lambda: reconciled(url), lambda ended: ended >= count + len(_NAMES))
         assert await versions(field) == before

@@ -1,4 +1,4 @@
-"""What a control plane keeps in the shared etcd, in its status, in metrics, and held against the quota of its class."""
+"""Storage of a control plane in the shared etcd: status, metrics, and quota of the class."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from kplane.provider.client.resources import CONFIG_MAPS
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 _LEAST_CHANGE = 1 << 20
-"""Bytes. The status leaves out smaller changes, so it may keep what was measured between two deletions."""
+"""In bytes. The status omits smaller changes, so its size may be from between two deletions."""
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure all the time, as the operator does it every ten minutes."""
+    """Measure the storage all the time instead of every ten minutes."""
     monkeypatch.setattr(metering, "_LOOK_SECONDS", 0.5)
     monkeypatch.setattr(metering, "_PERIOD_SECONDS", 0.0)
 
@@ -37,15 +37,15 @@ async def metrics(field: Any) -> dict[str, float]:
     }
 
 
-async def test_a_control_plane_that_fills_its_quota_is_told_and_refused_nothing(own_field: Any) -> None:
+async def test_full_storage_quota_sets_condition_and_refuses_no_writes(own_field: Any) -> None:
     field = own_field
     await field.create("ControlPlaneClass", "small", virtual={"storage": {"quota": "2M"}}, deletionPolicy="Destroy")
     await field.create("ControlPlane", "hoarder", classRef={"name": "small"})
     await field.becomes("ControlPlane", "hoarder", "Reconciled")
 
     async def status() -> dict[str, Any]:
-        found: dict[str, Any] = (await field.get("ControlPlane", "hoarder"))["status"]
-        return found
+        value: dict[str, Any] = (await field.get("ControlPlane", "hoarder"))["status"]
+        return value
 
     async def pressure() -> str:
         return str(await field.reason("ControlPlane", "hoarder", "StorageSufficient"))
@@ -63,12 +63,12 @@ async def test_a_control_plane_that_fills_its_quota_is_told_and_refused_nothing(
             if number == 1:
                 await field.eventually(pressure, lambda found: found == "NearStorageQuota")
         await field.eventually(pressure, lambda found: found == "StorageQuotaReached")
-        found = await status()
-        assert found["phase"] == "Ready"
-        assert found["storage"]["bytes"] > 2_500_000
-        told = await metrics(field)
-        assert told["kplane_control_plane_storage_bytes"] > 2_500_000
-        assert told["kplane_control_plane_storage_quota_bytes"] == 2_000_000
+        current = await status()
+        assert current["phase"] == "Ready"
+        assert current["storage"]["bytes"] > 2_500_000
+        samples = await metrics(field)
+        assert samples["kplane_control_plane_storage_bytes"] > 2_500_000
+        assert samples["kplane_control_plane_storage_quota_bytes"] == 2_000_000
 
         larger = {"spec": {"virtual": {"storage": {"quota": "1Gi"}}}}
         await field.client.patch(CONTROL_PLANE_CLASSES, "small", larger)
@@ -77,5 +77,5 @@ async def test_a_control_plane_that_fills_its_quota_is_told_and_refused_nothing(
             await tenant.delete(CONFIG_MAPS, f"big-{number}", namespace="default")
 
     await field.eventually(status, lambda found: found["storage"]["bytes"] < first["bytes"] + _LEAST_CHANGE)
-    still = await field.settles(status)
-    assert still["storage"]["quotaBytes"] == 1 << 30
+    settled = await field.settles(status)
+    assert settled["storage"]["quotaBytes"] == 1 << 30

@@ -1,4 +1,4 @@
-"""Control planes born as copies of a template, with a real etcd and real API servers."""
+"""Control planes created as copies of a template, with a real etcd and real API servers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def etcd(field: Any) -> AsyncIterator[Etcd]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def born(field: Any) -> tuple[str, str]:
-    """Two control planes that are alike. No API server is asked for their tokens."""
+    """Two control planes with the same spec, created without token requests to an API server."""
 
     async def refuse(*_: Any, **__: Any) -> NoReturn:
         raise AssertionError("an API server was asked for a token")
@@ -61,13 +61,13 @@ async def owner(field: Any, name: str) -> Owner:
 async def told(field: Any, name: str) -> set[str]:
     """Return the reasons of the Events about a control plane."""
     uid = (await field.get("ControlPlane", name))["metadata"]["uid"]
-    found = (await field.client.list(EVENTS, namespace="default")).items
-    return {event["reason"] for event in found if event["involvedObject"].get("uid") == uid}
+    events = (await field.client.list(EVENTS, namespace="default")).items
+    return {event["reason"] for event in events if event["involvedObject"].get("uid") == uid}
 
 
 async def everything(config: Any) -> dict[str, Any]:
-    """Return each object of each resource that can be listed, without what differs between any two API servers."""
-    found: dict[str, Any] = {}
+    """Return all objects of all listable resources, without fields that differ between API servers."""
+    result: dict[str, Any] = {}
     async with Client(config, field_manager="kplane") as client:
         groups = (await client.request("GET", "/apis"))["groups"]
         roots = ["/api/v1", *(f"/apis/{group['preferredVersion']['groupVersion']}" for group in groups)]
@@ -82,11 +82,11 @@ async def everything(config: Any) -> dict[str, Any]:
                         metadata.pop(name, None)
                     for condition in obj.get("status", {}).get("conditions") or ():
                         condition.pop("lastTransitionTime", None)
-                    found[key] = obj
-    return found
+                    result[key] = obj
+    return result
 
 
-async def test_a_control_plane_is_a_copy_with_uids_of_its_own(field: Any, born: Any, etcd: Etcd) -> None:
+async def test_new_control_plane_is_a_copy_with_its_own_uids(field: Any, born: Any, etcd: Etcd) -> None:
     system = set()
     for name in born:
         prefix = key_prefix(name)
@@ -99,7 +99,7 @@ async def test_a_control_plane_is_a_copy_with_uids_of_its_own(field: Any, born: 
     assert len(system) == 2
 
 
-async def test_no_uid_of_the_template_is_left(field: Any, born: Any, etcd: Etcd) -> None:
+async def test_copy_contains_no_uids_of_the_template(field: Any, born: Any, etcd: Etcd) -> None:
     assert await field.get("ControlPlane", born[0])
     templates = [prefix async for prefix in _templates(etcd)]
     assert templates
@@ -108,14 +108,14 @@ async def test_no_uid_of_the_template_is_left(field: Any, born: Any, etcd: Etcd)
         assert await owner_of(etcd, prefix) == MADE
         for value in (await Template.read(etcd, prefix)).values.values():
             uids.add(uid_of(value))
-    known = {uid.encode() for uid in uids - {None} if uid}
-    assert len(known) > 100
+    template_uids = {uid.encode() for uid in uids - {None} if uid}
+    assert len(template_uids) > 100
     first, second = [(await Template.read(etcd, key_prefix(name))).values for name in born]
     assert not {uid_of(value) for value in first.values()} & {uid_of(value) for value in second.values()} - {None}
     for values in (first, second):
         assert len({uid_of(value) for value in values.values()}) > 100
         whole = b"\0".join(values.values())
-        assert not [uid for uid in known if uid in whole]
+        assert not [uid for uid in template_uids if uid in whole]
         assert b"00000000-0000-4000-8000-000000000000" not in whole
 
 
@@ -125,7 +125,7 @@ async def _templates(etcd: Etcd) -> AsyncIterator[str]:
             yield item.key.decode().removeprefix("/kplane.dev/owners")
 
 
-async def test_objects_of_a_new_control_plane_are_no_older_than_it(field: Any, born: Any) -> None:
+async def test_objects_of_copy_are_not_older_than_the_control_plane(field: Any, born: Any) -> None:
     control_plane = await field.get("ControlPlane", born[1])
     async with Client(await field.tenant(born[1]), field_manager="kplane") as client:
         for path in (
@@ -139,7 +139,7 @@ async def test_objects_of_a_new_control_plane_are_no_older_than_it(field: Any, b
             assert oldest >= control_plane["metadata"]["creationTimestamp"]
 
 
-async def test_the_operator_signs_the_first_token(field: Any, born: Any) -> None:
+async def test_operator_signs_the_first_token(field: Any, born: Any) -> None:
     config = await field.tenant(born[0])
     secret = await field.client.get(SECRETS, AUTHORITIES_SECRET, namespace=management_namespace(born[0]))
     assert signed_by(config.token, key=base64.b64decode(secret["data"]["sa.key"]))
@@ -153,7 +153,7 @@ async def test_the_operator_signs_the_first_token(field: Any, born: Any) -> None
         assert (await client.list(NAMESPACES)).items
 
 
-async def test_without_a_template_a_control_plane_is_bootstrapped_and_has_the_same(
+async def test_bootstrapped_control_plane_has_the_same_objects_as_a_copy(
     field: Any, born: Any, etcd: Etcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: Any, **__: Any) -> NoReturn:
@@ -162,7 +162,7 @@ async def test_without_a_template_a_control_plane_is_bootstrapped_and_has_the_sa
     name = "ordinary"
     with monkeypatch.context() as patched:
         patched.setattr(TemplateMaker, "make", fail)
-        # Another network: no template is there, and none can be made.
+        # The network is new, so it has no template, and the patch prevents a new template.
         await field.create("ControlPlaneClass", "unlucky", apiServer={"serviceCIDR": "10.96.0.0/17"})
         await field.create("ControlPlane", name, deletionPolicy="Destroy", classRef={"name": "unlucky"})
         await field.becomes("ControlPlane", name, "Reconciled")
@@ -176,35 +176,35 @@ async def test_without_a_template_a_control_plane_is_bootstrapped_and_has_the_sa
     await field.eventually(lambda: keys(name), lambda found: len(found) > 100)
     ordinary = await field.settles(lambda: keys(name))
     assert await keys(born[0]) == ordinary
-    uids = [(await owner(field, each)).uid for each in (name, born[0])]
-    one, other = [
-        json.loads(json.dumps(await everything(await field.tenant(each))).replace(uid, "UID"))
-        for each, uid in zip((name, born[0]), uids, strict=True)
+    uids = [(await owner(field, control_plane)).uid for control_plane in (name, born[0])]
+    bootstrapped, copy = [
+        json.loads(json.dumps(await everything(await field.tenant(control_plane))).replace(uid, "UID"))
+        for control_plane, uid in zip((name, born[0]), uids, strict=True)
     ]
-    assert one.keys() == other.keys()
-    differing = {key for key in one if one[key] != other[key]}
-    # They name the network, or have what the API server itself wrote: its certificates, and a date.
+    assert bootstrapped.keys() == copy.keys()
+    differences = {key for key in bootstrapped if bootstrapped[key] != copy[key]}
+    # These objects contain the network, or values of the API server: its certificates, and a date.
     date = "kube-apiserver-legacy-service-account-token-tracking"
-    assert {key.rsplit("/", 1)[1] for key in differing} <= {"kubernetes", "extension-apiserver-authentication", date}
+    assert {key.rsplit("/", 1)[1] for key in differences} <= {"kubernetes", "extension-apiserver-authentication", date}
 
 
-async def test_an_api_server_trusts_no_certificates_of_the_template(field: Any, born: Any) -> None:
+async def test_api_server_of_copy_trusts_only_its_own_cas(field: Any, born: Any) -> None:
     for name in born:
         namespace = management_namespace(name)
         secret = await field.client.get(SECRETS, AUTHORITIES_SECRET, namespace=namespace)
         async with Client(await field.tenant(name), field_manager="kplane") as client:
-            found = await client.request(
+            config_map = await client.request(
                 "GET", "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication"
             )
         for entry, authority in (
             ("client-ca-file", "client-ca.crt"),
             ("requestheader-client-ca-file", "front-proxy-ca.crt"),
         ):
-            assert found["data"][entry].strip() == base64.b64decode(secret["data"][authority]).decode().strip()
+            assert config_map["data"][entry].strip() == base64.b64decode(secret["data"][authority]).decode().strip()
 
 
 @pytest.mark.slow
-async def test_each_network_has_a_template_and_one_that_was_begun_before_is_begun_again(
+async def test_interrupted_template_of_a_network_is_made_again(
     field: Any, born: Any, etcd: Etcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempts = []
@@ -216,10 +216,10 @@ async def test_each_network_has_a_template_and_one_that_was_begun_before_is_begu
         await bootstrap(*args, **given)
 
     monkeypatch.setattr(template_making, "bootstrap", reached_late)
-    made = await field.create("ControlPlaneClass", "other-network", apiServer={"serviceCIDR": _NETWORK})
+    created_class = await field.create("ControlPlaneClass", "other-network", apiServer={"serviceCIDR": _NETWORK})
     version = (await field.get("ControlPlane", born[0]))["status"]["version"].removeprefix("v")
-    wanted = Wanted.of(ControlPlaneClass.model_validate(made), version=version, asked=None)
-    prefix, attempt = template_prefix(wanted.name), Owner("cut-off", "somebody")
+    desired = Wanted.of(ControlPlaneClass.model_validate(created_class), version=version, asked=None)
+    prefix, attempt = template_prefix(desired.name), Owner("cut-off", "somebody")
     await claim(etcd, prefix, owner=attempt)
     await etcd.put(f"{prefix}configmaps/default/left".encode(), b"left")
     await etcd.access.add_user(maker_user(attempt))

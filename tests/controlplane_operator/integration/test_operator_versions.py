@@ -1,4 +1,4 @@
-"""Versions of managed control planes, on real API servers: of one version as processes are, and of two as pods are."""
+"""Versions of managed control planes on real API servers: a single version as of processes, and two as of pods."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ pytestmark = pytest.mark.integration
 OWN = KUBERNETES.version
 MAJOR, MINOR, PATCH = OWN.split(".")
 NEXT = f"{MAJOR}.{int(MINOR) + 1}.{'1' * len(PATCH)}"
-"""As long as the own one, so that it can be written in its place."""
+"""A version of the same length as OWN, so that it can replace OWN in the binary."""
 
 
 class TwoVersions(ProcessRuntime):
-    """Processes with the answers of pods: any version that there is a program of, and replacements that take time."""
+    """Process runtime that behaves like pods: several versions of a program, and replacements that take time."""
 
     def __init__(self, directory: Path, *, programs: tuple[Path, ...], versions: Mapping[str, Path]) -> None:
         super().__init__(directory, programs=programs)
@@ -71,23 +71,23 @@ class TwoVersions(ProcessRuntime):
 
 @pytest.fixture
 def runtimes(binaries: Binaries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[TwoVersions]:
-    """The runtime of the operator that `own_field` starts after this.
+    """Runtimes of the operator that `own_field` starts after this fixture.
 
-    It has the real kube-apiserver, and one that says it were of the next minor version.
+    They have the real kube-apiserver, and a copy that reports the next minor version.
     """
     real = binaries.path("kube-apiserver")
-    other = tmp_path / "kube-apiserver"
-    other.write_bytes(real.read_bytes().replace(f"v{OWN}".encode(), f"v{NEXT}".encode()))
-    other.chmod(0o700)
-    made: list[TwoVersions] = []
+    next_program = tmp_path / "kube-apiserver"
+    next_program.write_bytes(real.read_bytes().replace(f"v{OWN}".encode(), f"v{NEXT}".encode()))
+    next_program.chmod(0o700)
+    created: list[TwoVersions] = []
 
     def runtime(_: Client, settings: OperatorConfig) -> TwoVersions:
-        versions = {OWN: real, NEXT: other}
-        made.append(TwoVersions(settings.state_dir, programs=settings.programs_dir, versions=versions))
-        return made[-1]
+        versions = {OWN: real, NEXT: next_program}
+        created.append(TwoVersions(settings.state_dir, programs=settings.programs_dir, versions=versions))
+        return created[-1]
 
     monkeypatch.setattr(operator, "_runtime", runtime)
-    return made
+    return created
 
 
 async def ask_for(field: Any, name: str, version: str | None) -> None:
@@ -95,20 +95,20 @@ async def ask_for(field: Any, name: str, version: str | None) -> None:
 
 
 async def up_to_date(field: Any, name: str, accept: Callable[[str], bool]) -> dict[str, Any]:
-    """Wait for the reason of the condition UpToDate, which is empty where the control plane is so."""
+    """Wait for a reason of condition UpToDate. The reason is empty if the control plane is up to date."""
 
     async def answered() -> str:
-        found = await field.get("ControlPlane", name)
-        present = found["status"]["observedGeneration"] == found["metadata"]["generation"]
+        obj = await field.get("ControlPlane", name)
+        present = obj["status"]["observedGeneration"] == obj["metadata"]["generation"]
         return await field.reason("ControlPlane", name, "UpToDate") if present else "not looked at yet"
 
     await field.eventually(answered, accept)
-    found: dict[str, Any] = await field.get("ControlPlane", name)
-    return found
+    control_plane: dict[str, Any] = await field.get("ControlPlane", name)
+    return control_plane
 
 
 def condition(obj: dict[str, Any], type_: str) -> dict[str, Any]:
-    return next((each for each in obj["status"]["conditions"] if each["type"] == type_), {})
+    return next((item for item in obj["status"]["conditions"] if item["type"] == type_), {})
 
 
 async def reported(field: Any, name: str) -> str:
@@ -118,7 +118,7 @@ async def reported(field: Any, name: str) -> str:
 
 
 @pytest.mark.slow
-async def test_an_upgrade_is_published_when_it_is_through_and_no_way_leads_back(
+async def test_upgrade_is_published_after_rollout_and_downgrade_is_refused(
     runtimes: list[TwoVersions], own_field: Any
 ) -> None:
     await own_field.create("ControlPlane", "up", deletionPolicy="Destroy")
@@ -146,15 +146,19 @@ async def test_an_upgrade_is_published_when_it_is_through_and_no_way_leads_back(
 
     processes = find_processes(own_field.state)
     skipping = f"{MAJOR}.{int(MINOR) + 3}.0"
-    for refused, why in ((OWN, "is older than"), (skipping, "skips a minor version"), (None, "the operator's default")):
-        await ask_for(own_field, "up", refused)
-        found = await up_to_date(own_field, "up", lambda reason: reason == "VersionNotAllowed")
+    for requested, why in (
+        (OWN, "is older than"),
+        (skipping, "skips a minor version"),
+        (None, "the operator's default"),
+    ):
+        await ask_for(own_field, "up", requested)
+        control_plane = await up_to_date(own_field, "up", lambda reason: reason == "VersionNotAllowed")
         await own_field.eventually(
             lambda: own_field.get("ControlPlane", "up"),
             lambda found, why=why: why in condition(found, "UpToDate")["message"],
         )
-        assert condition(found, "Ready")["status"] == "True"
-        assert found["status"]["version"] == f"v{NEXT}"
+        assert condition(control_plane, "Ready")["status"] == "True"
+        assert control_plane["status"]["version"] == f"v{NEXT}"
     assert find_processes(own_field.state) == processes
     assert await reported(own_field, "up") == f"v{NEXT}"
 
@@ -163,26 +167,26 @@ async def test_an_upgrade_is_published_when_it_is_through_and_no_way_leads_back(
     assert find_processes(own_field.state) == processes
 
 
-async def test_processes_are_of_one_version_and_held_to_no_resources(own_field: Any) -> None:
+async def test_process_runtime_refuses_other_versions_and_ignores_resources(own_field: Any) -> None:
     patch = f"{MAJOR}.{MINOR}.{int(PATCH) + 1}"
     await own_field.create("ControlPlane", "one", deletionPolicy="Destroy", version=patch)
-    found = await own_field.becomes("ControlPlane", "one", "VersionNotAvailable")
-    assert found["status"]["phase"] == "Failed"
-    assert f"kube-apiserver is here in version {OWN} only" in condition(found, "Ready")["message"]
+    control_plane = await own_field.becomes("ControlPlane", "one", "VersionNotAvailable")
+    assert control_plane["status"]["phase"] == "Failed"
+    assert f"kube-apiserver is here in version {OWN} only" in condition(control_plane, "Ready")["message"]
     assert find_processes(own_field.state) == []
 
     await ask_for(own_field, "one", OWN)
-    found = await own_field.becomes("ControlPlane", "one", "Reconciled")
-    assert found["status"]["version"] == f"v{OWN}"
-    assert condition(found, "UpToDate") == condition(found, "Supported") == {}
+    control_plane = await own_field.becomes("ControlPlane", "one", "Reconciled")
+    assert control_plane["status"]["version"] == f"v{OWN}"
+    assert condition(control_plane, "UpToDate") == condition(control_plane, "Supported") == {}
     processes = find_processes(own_field.state)
 
     await own_field.client.patch(
         CONTROL_PLANES, "one", {"spec": {"version": patch, "resources": {"requests": {"memory": "1Gi"}}}}
     )
-    found = await up_to_date(own_field, "one", lambda reason: reason == "VersionNotAvailable")
-    assert condition(found, "Ready")["status"] == "True"
-    assert "resources are not acted on" in condition(found, "Supported")["message"]
+    control_plane = await up_to_date(own_field, "one", lambda reason: reason == "VersionNotAvailable")
+    assert condition(control_plane, "Ready")["status"] == "True"
+    assert "resources are not acted on" in condition(control_plane, "Supported")["message"]
     assert find_processes(own_field.state) == processes
     async with Client(await own_field.tenant("one"), field_manager="kplane") as tenant:
         assert (await tenant.list(NAMESPACES)).items

@@ -1,4 +1,4 @@
-"""Admission webhooks of a tenant on everything: the operator names them, renews what it can, and deletes on request."""
+"""Tenant webhooks on all resources: the operator names them, renews credentials, and deletes webhooks on request."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _WEBHOOK = {
 
 
 async def deny_all(field: Any, config: ClusterConfig) -> None:
-    """Make a webhook on everything inside, and wait until the API server asks it."""
+    """Create a failing webhook on all resources, and wait until it denies writes."""
     async with Client(config, field_manager="kplane") as tenant:
         await tenant.create(
             VALIDATING_WEBHOOK_CONFIGURATIONS, {"metadata": {"name": "deny-all"}, "webhooks": [_WEBHOOK]}
@@ -51,7 +51,7 @@ async def deny_all(field: Any, config: ClusterConfig) -> None:
 
 
 async def is_refused(field: Any, tenant: Client, *, by: str) -> None:
-    """Wait until the API server asks who refuses writes."""
+    """Wait until the API server refuses a write with `by` in the message."""
 
     async def answer() -> str:
         try:
@@ -64,7 +64,7 @@ async def is_refused(field: Any, tenant: Client, *, by: str) -> None:
 
 
 async def names_deletion(field: Any, name: str, *, target: str = _TARGET) -> None:
-    """Do what the message says, and wait until the operator has removed the annotation."""
+    """Request the deletion by annotation, and wait until the operator has removed the annotation."""
     annotations = {DELETE_ADMISSION_ANNOTATION: target}
     await field.client.patch(CONTROL_PLANES, name, {"metadata": {"annotations": annotations}})
 
@@ -80,7 +80,7 @@ async def has_configuration(config: ClusterConfig) -> bool:
 
 
 def ready_message(control_plane: dict[str, Any]) -> str:
-    return next(each["message"] for each in control_plane["status"]["conditions"] if each["type"] == "Ready")
+    return next(item["message"] for item in control_plane["status"]["conditions"] if item["type"] == "Ready")
 
 
 async def delete(field: Any, name: str) -> None:
@@ -89,17 +89,17 @@ async def delete(field: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["Virtual", pytest.param("Dedicated", marks=pytest.mark.slow)])
-async def test_webhook_on_everything_is_named_and_deleted_by_an_annotation(field: Any, mode: str) -> None:
+async def test_failing_webhook_is_named_and_deleted_by_annotation(field: Any, mode: str) -> None:
     name = f"denied-{mode.lower()}"
     await field.create("ControlPlaneClass", name, deletionPolicy="Destroy", auth={"lifetime": "10m"})
     await field.create("ControlPlane", name, mode=mode, classRef={"name": name})
     await field.becomes("ControlPlane", name, "Reconciled")
     before = await field.tenant(name)
     await deny_all(field, before)
-    # Another lifetime has the operator renew at once.
+    # The operator renews at once after a change of the lifetime.
     await field.client.patch(CONTROL_PLANE_CLASSES, name, {"spec": {"auth": {"lifetime": "20m"}}})
-    refused = await field.becomes("ControlPlane", name, "WebhookRefused")
-    message = ready_message(refused)
+    control_plane = await field.becomes("ControlPlane", name, "WebhookRefused")
+    message = ready_message(control_plane)
     assert "webhook 'deny.example.com' of ValidatingWebhookConfiguration deny-all (Fail, 2 s)" in message
     assert "`kubectl delete validatingwebhookconfiguration deny-all`" in message
     assert f"{DELETE_ADMISSION_ANNOTATION}={_TARGET}" in message
@@ -120,8 +120,8 @@ async def test_webhook_on_everything_is_named_and_deleted_by_an_annotation(field
     await delete(field, name)
 
 
-async def test_webhook_on_everything_keeps_its_owner_able_to_delete_it(field: Any) -> None:
-    """No webhook judges a write of its own kind, whatever its rules say."""
+async def test_owner_can_delete_a_failing_webhook_on_all_resources(field: Any) -> None:
+    """Kubernetes never calls webhooks for writes of webhook configurations, despite matching rules."""
     await field.create("ControlPlane", "self-made", deletionPolicy="Destroy")
     await field.becomes("ControlPlane", "self-made", "Reconciled")
     config = await field.tenant("self-made")
@@ -137,9 +137,7 @@ async def test_webhook_on_everything_keeps_its_owner_able_to_delete_it(field: An
     await delete(field, "self-made")
 
 
-async def test_webhook_of_an_adopted_control_plane_has_the_end_in_its_message(
-    field: Any, adopt: Adopt, tenant: Any
-) -> None:
+async def test_webhook_message_of_adopted_control_plane_warns_of_expiry(field: Any, adopt: Adopt, tenant: Any) -> None:
     host = await owner_of(tenant.administrator)
     await field.create("ControlPlaneClass", "denied-adopted", auth={"lifetime": "1h"})
     await adopt("denied-adopted", at=host, classRef={"name": "denied-adopted"})
@@ -156,7 +154,7 @@ async def test_webhook_of_an_adopted_control_plane_has_the_end_in_its_message(
     await field.client.delete(CONTROL_PLANE_ENDPOINTS, "denied-adopted")
 
 
-async def test_clone_with_a_copied_webhook_is_published_after_the_annotation(field: Any) -> None:
+async def test_clone_with_failing_webhook_is_published_after_annotation(field: Any) -> None:
     await field.create("ControlPlane", "hooked-source", deletionPolicy="Destroy")
     await field.becomes("ControlPlane", "hooked-source", "Reconciled")
     await deny_all(field, await field.tenant("hooked-source"))
@@ -171,7 +169,7 @@ async def test_clone_with_a_copied_webhook_is_published_after_the_annotation(fie
         await delete(field, name)
 
 
-async def test_mutating_policy_that_fails_is_named_and_deleted_by_an_annotation(field: Any) -> None:
+async def test_failing_mutating_policy_is_named_and_deleted_by_annotation(field: Any) -> None:
     await field.create("ControlPlaneClass", "mutated", deletionPolicy="Destroy", auth={"lifetime": "10m"})
     await field.create("ControlPlane", "mutated", classRef={"name": "mutated"})
     await field.becomes("ControlPlane", "mutated", "Reconciled")
@@ -199,10 +197,10 @@ async def test_mutating_policy_that_fails_is_named_and_deleted_by_an_annotation(
 
 
 @pytest.mark.slow
-async def test_sleeper_with_a_slow_webhook_wakes_so_that_its_owner_can_delete_it(
+async def test_control_plane_with_slow_webhook_wakes_and_names_webhook(
     field: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing answers, and the failure is ignored after 10 s: twice as long as the operator waits for a write."""
+    """The silent webhook times out after 10 s and is ignored: twice the timeout of a write of the operator."""
     monkeypatch.setattr(sleepers, "_HEARD_SECONDS", 0.1)
     silent = socket.create_server((own_address(), 0))
     host, port = silent.getsockname()
@@ -212,9 +210,15 @@ async def test_sleeper_with_a_slow_webhook_wakes_so_that_its_owner_can_delete_it
     await field.becomes("ControlPlane", "slow-hook", "Hibernated")
     await wake(field, "slow-hook")
     config = await field.tenant("slow-hook")
-    where = {"url": f"https://{host}:{port}/x"}
+    client_config = {"url": f"https://{host}:{port}/x"}
     rule = {**_RULE, "resources": ["serviceaccounts"]}
-    webhook = {**_WEBHOOK, "rules": [rule], "clientConfig": where, "failurePolicy": "Ignore", "timeoutSeconds": 10}
+    webhook = {
+        **_WEBHOOK,
+        "rules": [rule],
+        "clientConfig": client_config,
+        "failurePolicy": "Ignore",
+        "timeoutSeconds": 10,
+    }
     async with Client(config, field_manager="kplane") as tenant:
         await tenant.create(VALIDATING_WEBHOOK_CONFIGURATIONS, {"metadata": {"name": "slow"}, "webhooks": [webhook]})
     await annotate(field, "slow-hook", **{WAKE_REQUESTED_ANNOTATION: None, SLEEP_REQUESTED_ANNOTATION: now()})
@@ -232,7 +236,7 @@ async def test_sleeper_with_a_slow_webhook_wakes_so_that_its_owner_can_delete_it
     silent.close()
 
 
-async def test_annotation_that_names_no_configuration_is_told(field: Any) -> None:
+async def test_malformed_delete_annotation_is_reported_as_not_supported(field: Any) -> None:
     await field.create("ControlPlane", "misnamed", deletionPolicy="Destroy")
     await field.becomes("ControlPlane", "misnamed", "Reconciled")
     annotations = {DELETE_ADMISSION_ANNOTATION: "deny-all"}

@@ -1,7 +1,7 @@
-"""A model of what a migration acts on: two homes, a gateway, and operators that can die or be stopped at any call.
+"""Model of the objects of a migration: two homes, a gateway, and operators that can die or be stopped at any call.
 
-Statuses are real, with their resourceVersions and conflicts. Everything else is a few dictionaries, because no real
-etcd or process can be ended exactly between two calls of the operator.
+Statuses are real, with their resourceVersions and conflicts. All other parts are dictionaries, because a real etcd or
+process cannot be killed exactly between two calls of the operator.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ NAME, UID = "mover", "b1946ac9-2f3a-4a3e-8d4c-6a5f0c7b8e11"
 
 
 class Killed(BaseException):
-    """The operator died here."""
+    """Raised at the call at which the operator dies."""
 
 
 @dataclass
 class Home:
-    """Where data live. Somebody can write there while an API server runs that etcd lets write."""
+    """A home of data. Clients can write to it while an API server runs and etcd accepts its writes."""
 
     data: dict[str, int] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
-    """The revision at which each of its keys was written."""
+    """Revision of the latest write of each key."""
     revision: int = 0
     exists: bool = False
     runs: bool = False
     may_write: bool = True
     may_read: bool = True
     closed: bool = False
-    """No copy may write there."""
+    """Whether copies are forbidden to write to this home."""
     copied: bool = False
-    """A copy wrote there."""
+    """Whether a copy has written to this home."""
     oldest: int = 0
-    """The lowest revision at which etcd still answers lists."""
+    """Lowest revision for which etcd still answers lists."""
     identity: str | None = None
-    """Of the data."""
+    """Identity of the data."""
     cached_from: int = 0
-    """The revision at which the API server started: it answers lists of this and later ones itself."""
+    """Revision at which the API server started. Its cache answers lists of this and later revisions."""
 
     @property
     def takes_writes(self) -> bool:
@@ -75,30 +75,30 @@ class Home:
 
 
 class World:
-    """What outlives an operator."""
+    """State that outlives an operator."""
 
     def __init__(self, monkeypatch: Any, *, window: str = "10m") -> None:
         self.homes = {0: Home(exists=True, runs=True, identity=_IDENTITY), 1: Home()}
         self.published, self.asked = 0, False
-        """In the gateway's Secret: where it lives, and whether writes are to wait."""
+        """Content of the gateway's Secret: the home of the control plane, and whether writes are held."""
         self.server, self.held = 0, False
-        """At the gateway, which learns of its Secret later: so many calls of the operator."""
+        """State of the gateway, which sees a changed Secret `_LATE` calls of the operator later."""
         self.hangs = False
-        """The gateway learns nothing, until its Lease has expired; then the operator does not count it any more."""
+        """Whether the gateway sees no changes. Its Lease has expired, so that the operator does not count it."""
         self._learns = -1
         self._lived_in = 0
         self.instance = True
-        """A kube-controller-manager works."""
+        """Whether a kube-controller-manager works."""
         self.acknowledged: dict[str, int] = {}
         self.refused: list[str] = []
-        """What clients of the gateway saw that was no success."""
+        """Failed requests of clients of the gateway."""
         self.writes = 0
         self.seen: dict[tuple[str, int], int] = {}
+        """Values that clients may have read, by key and version."""
         self.highest: dict[str, int] = {}
-        """By key: the highest version that clients have seen."""
-        """What clients may have read: values by key and version."""
+        """Highest version of each key that clients have seen."""
         self.newest = 0
-        """The highest revision that clients may have read."""
+        """Highest revision that clients may have read."""
         self.object: dict[str, Any] = {
             "apiVersion": CONTROL_PLANES.api_version,
             "kind": "ControlPlane",
@@ -112,12 +112,12 @@ class World:
             },
         }
         self.copies: dict[str, Any] = {}
-        """Of the latest operator."""
+        """Copies of the latest operator."""
         self.calls = 0
         self.at: Callable[[int, str], Awaitable[None]] | None = None
-        """Called before and after each call of an operator, with a number and a name."""
+        """Callback before and after each call of an operator, with the number and the name of the call."""
         self.faults: dict[str, list[BaseException | str]] = {}
-        """What a call raises instead, by its name, in order."""
+        """Faults of the next calls, by name of the call."""
         self._clock = time.monotonic()
         monkeypatch.setattr(cut, "Holds", lambda *_: _Holds(self))
         monkeypatch.setattr(cut, "at_gateway", lambda *_, provision, **__: provision)
@@ -131,7 +131,7 @@ class World:
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=self._tick))
 
     def _tick(self) -> float:
-        self._clock += 400.0  # longer than any wait between two tries
+        self._clock += 400.0  # longer than any wait between two attempts
         return self._clock
 
     @property
@@ -147,16 +147,16 @@ class World:
         return int(self.object["status"]["home"]["slot"])
 
     async def call(self, name: str, effect: Callable[[], Any] = lambda: None) -> Any:
-        """Do what an operator asks for, unless it dies before; it may die after it, too."""
+        """Run the effect of an operator's call. The operator may die before or after the effect."""
         await self._point(name)
         if self.faults.get(name):
             fault = self.faults[name].pop(0)
             if isinstance(fault, BaseException):
                 raise fault
-        found = effect()
+        result = effect()
         self.check()
         await self._point(f"{name}, done")
-        return found
+        return result
 
     async def _point(self, name: str) -> None:
         self.calls += 1
@@ -168,16 +168,16 @@ class World:
             await self.at(self.calls, name)
 
     def check(self) -> None:
-        """There are never two homes that take writes, and the one in which it lives has all, and is published.
+        """Assert that at most one home takes writes, and that the home in use has all data and is published.
 
-        No copy writes into a home that takes writes. What is read there is as new as what was read before, and a key
-        that has a version again has the value of that version: otherwise a client would overwrite what it never saw.
-        The version of a key never falls, as informers expect.
+        No copy writes to a home that takes writes. The revision of the home in use never falls. A version of a key
+        always has the same value: otherwise, a client would overwrite a change that it never saw. The version of a key
+        never falls, as informers expect.
         """
         assert not any(home.takes_writes and not home.closed for home in self.homes.values() if home.copied)
         assert not (self.homes[0].takes_writes and self.homes[1].takes_writes)
         assert self.homes[self.lives_in].data == self.acknowledged
-        # Controllers would start for a home that takes no writes.
+        # With another endpoint, controllers would start for a home that takes no writes.
         assert self.object["status"]["endpoint"] == f"https://home-{self.lives_in}"
         home = self.homes[self.lives_in]
         for key, version in home.versions.items():
@@ -193,7 +193,7 @@ class World:
         self.newest = home.revision
 
     def write(self, *, by: str = "gateway") -> None:
-        """A client writes; `by` may be somebody who takes no notice of a hold, such as an API server itself."""
+        """Write as a client. A writer other than the gateway, such as an API server itself, ignores holds."""
         if by == "gateway" and self.held:
             return
         slots = [self.server] if by == "gateway" else [0, 1]
@@ -212,7 +212,7 @@ class World:
         self.check()
 
     def read(self, now: str) -> None:
-        """A client reads. Nothing holds reads. Data that were changed in another home are never read."""
+        """Read as a client, and assert that the data are current. The gateway never holds reads."""
         home = self.homes[self.server]
         if home.runs and home.may_read:
             assert home.data == self.acknowledged, f"a client reads old data at home {self.server}, at {now}"
@@ -220,12 +220,12 @@ class World:
             self.refused.append(f"read at home {self.server}, at {now}")
 
     def learn(self) -> None:
-        """Let the gateway learn what its Secret says."""
+        """Have the gateway apply its Secret."""
         if not self.hangs:
             self.held, self.server = self.asked, self.published
 
     def control_controllers(self) -> None:
-        """As registrations and mcm do."""
+        """Start or stop kube-controller-manager by the step, as registrations and mcm do."""
         self.instance = self.step not in {"EndingControllers", "Cutting"}
 
     async def write_gateway_secret(self, _: Any, control_plane: ControlPlane, **__: Any) -> None:
@@ -237,39 +237,39 @@ class World:
             await self.call("publish", effect)
 
     def ask_for(self, home: str) -> None:
-        """As a user does: `Virtual`, `Virtual (pool-b)`, `Dedicated`, or `Dedicated (20Gi)`."""
-        mode, _, told = home.partition(" ")
-        kind, asked = mode.lower(), told.strip("()")
-        settings = {"virtual": {"dataStoreRef": {"name": asked}}, "dedicated": {"volume": {"size": asked}}}
-        for each in settings:
-            self.object["spec"].pop(each, None)
-        self.set_spec(mode=mode, **({kind: settings[kind]} if asked else {}))
+        """Request a home as a user does: `Virtual`, `Virtual (pool-b)`, `Dedicated`, or `Dedicated (20Gi)`."""
+        mode, _, argument = home.partition(" ")
+        kind, value = mode.lower(), argument.strip("()")
+        settings = {"virtual": {"dataStoreRef": {"name": value}}, "dedicated": {"volume": {"size": value}}}
+        for section in settings:
+            self.object["spec"].pop(section, None)
+        self.set_spec(mode=mode, **({kind: settings[kind]} if value else {}))
 
     def other(self, name: str, *, began: datetime) -> dict[str, Any]:
-        """Return another control plane, which moves."""
-        found = copy.deepcopy(self.object)
-        found["metadata"].update(name=name, uid=f"{UID[:-2]}f{name[-1]}")
-        found["status"]["migration"] = {
+        """Return another control plane, whose data are being copied."""
+        manifest = copy.deepcopy(self.object)
+        manifest["metadata"].update(name=name, uid=f"{UID[:-2]}f{name[-1]}")
+        manifest["status"]["migration"] = {
             "source": {"mode": "Virtual"},
             "target": {"mode": "Dedicated", "slot": 1},
             "step": "Copying",
             "startedTime": began.isoformat(),
         }
-        return found
+        return manifest
 
     def set_spec(self, **spec: Any) -> None:
-        """As a user does."""
+        """Change the spec as a user does."""
         self.object["spec"].update(spec)
         self._stored()
 
     def annotate(self) -> None:
-        """As the gateway does, which notes when it was used."""
+        """Change the resourceVersion, as the gateway does when it records the last use in an annotation."""
         self._stored()
 
     def _stored(self) -> None:
         self.object["metadata"]["resourceVersion"] = str(int(self.object["metadata"]["resourceVersion"]) + 1)
 
-    # What operators ask of the management cluster.
+    # Calls of operators to the management cluster.
 
     async def get(self, *_: Any, **__: Any) -> dict[str, Any]:
         return copy.deepcopy(self.object)
@@ -332,12 +332,12 @@ class _Keys:
 
 
 class _Backend:
-    """Both ways to an API server, as one operator has them."""
+    """Provisioners of both modes, as an operator has them."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._writable: set[int] = set()
-        """Slots in which it needs to lift no fence."""
+        """Slots whose fence this operator has lifted already."""
 
     def _home(self, control_plane: ControlPlane) -> Home:
         return self._world.homes[control_plane.home.slot]
@@ -461,10 +461,10 @@ class _Copies:
         return self._copies[uid]
 
     def find(self, uid: str) -> Any:
-        """Return a copy, which is complete at the second look."""
-        if (found := self._copies.get(uid)) is not None:
-            found.complete = True
-        return found
+        """Return the copy, and mark it as complete."""
+        if (existing := self._copies.get(uid)) is not None:
+            existing.complete = True
+        return existing
 
     async def end(self, uid: str) -> None:
         self._copies.pop(uid, None)
@@ -476,10 +476,10 @@ class _Planner:
 
 
 class Operator:
-    """One process of the operator."""
+    """A process of the operator."""
 
     def __init__(self, world: World, *, gateway: bool = True, others: Sequence[dict[str, Any]] = ()) -> None:
-        """`gateway` says whether it was started with one. `others` are control planes besides."""
+        """`gateway` is whether the operator was started with a gateway. `others` are further control planes."""
         self._world = world
         self.store = Store(CONTROL_PLANES)
         for other in others:
@@ -502,7 +502,7 @@ class Operator:
         self.migrator = migrator.Migrator(context, homes=homes, planner=planner, copies=copies, claim=lambda _: None)
 
     async def reconcile(self) -> None:
-        """One pass, as the reconciler has it: migration, API server, what is published, status."""
+        """Run a pass of the reconciler: migration, API server, publication, status."""
         self.store.apply(copy.deepcopy(self._world.object))
         control_plane = ControlPlane.model_validate(self.store.get(("", NAME)))
         with contextlib.suppress(ProviderError, ConditionError):
@@ -514,10 +514,10 @@ class Operator:
             await self._status.write(self.store, control_plane, status=status)
 
     async def pause(self) -> None:
-        """What an annotation asks for."""
+        """Pause the control plane, as its annotation requests."""
         self.store.apply(copy.deepcopy(self._world.object))
         await self.migrator.pause(self._world.control_plane)
 
     async def abandon(self) -> None:
-        """What a deletion does first."""
+        """Abandon the migration, as a deletion does first."""
         await self.migrator.abandon(self._world.control_plane)

@@ -1,4 +1,4 @@
-"""A hold counts when each gateway that is there has confirmed it, and at least one is there."""
+"""Write holds of a migration: begin and release of a hold, and the Secret that replicas of the gateway serve."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def lease(
     ],
     ids=["none", "only one that has ended", "one", "one besides one that has ended", "one still holds"],
 )
-async def test_a_hold_is_over_when_a_gateway_says_so_and_none_holds(leases: list[dict[str, Any]], over: bool) -> None:
+async def test_hold_is_over_if_live_replicas_exist_and_none_holds(leases: list[dict[str, Any]], over: bool) -> None:
     async def found(*_: Any, **__: Any) -> Any:
-        return SimpleNamespace(items=[lease(**each) for each in leases])
+        return SimpleNamespace(items=[lease(**options) for options in leases])
 
     context: Any = SimpleNamespace(client=SimpleNamespace(list=found), stores=SimpleNamespace(secrets=Store(SECRETS)))
     holds = Holds(context, Gateway(url="https://api.example.org", ca=b"", namespace="kplane-gateway"))
@@ -73,7 +73,7 @@ def change(path: str, *, seconds: float) -> dict[str, str]:
     ],
     ids=["not named", "named", "too young"],
 )
-async def test_cutter_names_changes_that_keep_a_hold_from_its_begin(in_flight: Any, message: str) -> None:
+async def test_stop_writes_error_names_replicas_and_changes_in_flight(in_flight: Any, message: str) -> None:
     leases = [
         lease(name="quiet", holds=True),
         lease(name="busy", in_flight=in_flight),
@@ -99,10 +99,10 @@ async def test_cutter_names_changes_that_keep_a_hold_from_its_begin(in_flight: A
 
 
 @pytest.mark.parametrize(("served", "followed"), [([41], True), ([41, 40], False), ([40], False), ([], False)])
-async def test_gateways_follow_when_each_serves_the_secret(served: list[int], followed: bool) -> None:
+async def test_followed_is_true_if_every_replica_serves_the_secret(served: list[int], followed: bool) -> None:
     leases = [lease() for _ in served]
-    for each, version in zip(leases, served, strict=True):
-        each["metadata"]["annotations"][SERVED_ANNOTATION] = json.dumps({"secrets": str(version)})
+    for replica_lease, version in zip(leases, served, strict=True):
+        replica_lease["metadata"]["annotations"][SERVED_ANNOTATION] = json.dumps({"secrets": str(version)})
 
     async def found(*_: Any, **__: Any) -> Any:
         return SimpleNamespace(items=leases)

@@ -1,4 +1,4 @@
-"""Copies for migrations that fail: which begin again, and which stop."""
+"""Copies of migrations after failures: which copies restart, and which stop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def _place() -> AsyncIterator[Any]:
 
 
 def _begin(copies: Copies, monkeypatch: pytest.MonkeyPatch, *, fails: list[DataError]) -> Copy:
-    """Begin a copy of which each try fails as told, and the next one never ends."""
+    """Begin a copy whose attempts raise `fails`, in order. The attempt after them never ends."""
 
     class Failing:
         lag_seconds = 0.0
@@ -67,11 +67,11 @@ async def test_copy_stops_with_the_reason_after_three_compactions(
     await copies.end("uid")
 
 
-async def test_copy_begins_again_when_other_failures_come_between(
+async def test_copy_restarts_if_other_failures_separate_compactions(
     copies: Copies, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compacted, gone = Compacted("compacted"), Unreachable("gone")
-    fails: list[DataError] = [compacted, compacted, gone, compacted, compacted, gone]
+    compacted, unreachable = Compacted("compacted"), Unreachable("gone")
+    fails: list[DataError] = [compacted, compacted, unreachable, compacted, compacted, unreachable]
     copy = _begin(copies, monkeypatch, fails=fails)
 
     await eventually(lambda: not fails)

@@ -1,4 +1,4 @@
-"""A plan names each thing that stands in the way, and what to do about it."""
+"""Plans of migrations: estimates, and blockers with their remedies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ROOM = Room(used=10 << 20, quota=100 << 20)
 
 
 class Homes:
-    """Two etcds, each at a revision."""
+    """Connects to the etcd of each mode, which has a fixed revision."""
 
     def __init__(self, revisions: dict[ControlPlaneMode, int], *, room: Room) -> None:
         self._revisions = revisions
@@ -78,19 +78,19 @@ async def planned(
     returns: bool = False,
     quota: int = 8 << 30,
 ) -> MigrationPlan:
-    former = VIRTUAL if target.mode is ControlPlaneMode.DEDICATED else DEDICATED
-    there, here = target.model_dump(by_alias=True), former.model_dump(by_alias=True)
+    home = VIRTUAL if target.mode is ControlPlaneMode.DEDICATED else DEDICATED
+    target_body, home_body = target.model_dump(by_alias=True), home.model_dump(by_alias=True)
     control_plane = ControlPlane.model_validate(
         {
             "metadata": {"name": "acme", "uid": "uid", "annotations": annotations or {}},
             "spec": {"mode": target.mode},
             "status": {
-                "home": here,
+                "home": home_body,
                 "endpoint": BEHIND,
                 "clusterPath": "acme",
                 "endpoints": [{"type": kind, "url": address} for kind in (EndpointType.EXTERNAL, EndpointType.JOIN)],
                 "conditions": conditions,
-                "migration": {"from": there, "to": here, "step": "Retaining"} if returns else None,
+                "migration": {"from": target_body, "to": home_body, "step": "Retaining"} if returns else None,
             },
         }
     )
@@ -99,31 +99,35 @@ async def planned(
         if taken:
             raise ConditionError(Reason.CLUSTER_PATH_IN_USE, "path acme is that of another control plane")
 
-    both = revisions if revisions is not None else {ControlPlaneMode.VIRTUAL: 9000, ControlPlaneMode.DEDICATED: 9000}
-    context, homes = cast("Any", SimpleNamespace(gateway=gateway)), Homes(both, room=room)
+    known_revisions = (
+        revisions if revisions is not None else {ControlPlaneMode.VIRTUAL: 9000, ControlPlaneMode.DEDICATED: 9000}
+    )
+    context, homes = cast("Any", SimpleNamespace(gateway=gateway)), Homes(known_revisions, room=room)
     planner = Planner(context, homes=homes, check_target=check_target, quota_bytes=quota)
-    settled = ControlPlaneClass.model_validate({"metadata": {"name": "small"}, "spec": chosen}) if chosen else None
-    return await planner.plan(control_plane, target=target, chosen=settled)
+    control_plane_class = (
+        ControlPlaneClass.model_validate({"metadata": {"name": "small"}, "spec": chosen}) if chosen else None
+    )
+    return await planner.plan(control_plane, target=target, chosen=control_plane_class)
 
 
 @pytest.mark.parametrize("target", [VIRTUAL, DEDICATED], ids=["to Virtual", "to Dedicated"])
-async def test_a_plan_without_blockers_says_what_it_takes(target: Home) -> None:
-    found = await planned(target)
-    assert found.blockers == []
-    assert (found.keys, found.bytes) == (5000, 3 << 20)
-    assert found.seconds > 0
-    assert found.hold_milliseconds == 720
+async def test_plan_without_blockers_has_size_duration_and_hold_time(target: Home) -> None:
+    migration_plan = await planned(target)
+    assert migration_plan.blockers == []
+    assert (migration_plan.keys, migration_plan.bytes) == (5000, 3 << 20)
+    assert migration_plan.seconds > 0
+    assert migration_plan.hold_milliseconds == 720
 
 
-async def test_plan_of_a_return_counts_the_data_that_it_writes_anew() -> None:
-    """etcd keeps the former revisions of the same keys until it compacts them."""
+async def test_plan_of_return_checks_quota_of_shared_etcd_only() -> None:
+    """The shared etcd keeps the former revisions of the same keys until it compacts them."""
     nearly_full = Room(used=89 << 20, quota=100 << 20)
-    found = await planned(VIRTUAL, room=nearly_full, returns=True)
-    assert [each.reason for each in found.blockers] == ["EtcdQuota"]
+    migration_plan = await planned(VIRTUAL, room=nearly_full, returns=True)
+    assert [blocker.reason for blocker in migration_plan.blockers] == ["EtcdQuota"]
     assert (await planned(DEDICATED, quota=4 << 20, returns=True)).blockers == []
 
 
-async def test_plan_uses_the_size_of_the_volume_before_the_usual_quota() -> None:
+async def test_plan_prefers_quota_of_volume_to_usual_quota() -> None:
     large = Home(mode=ControlPlaneMode.DEDICATED, slot=1, volume=Volume(size="10Gi"))
     assert (await planned(large, quota=4 << 20)).blockers == []
 
@@ -180,7 +184,9 @@ async def test_plan_uses_the_size_of_the_volume_before_the_usual_quota() -> None
         ),
     ],
 )
-async def test_what_stands_in_the_way_is_named(target: Home, given: dict[str, Any], reason: str, told: str) -> None:
+async def test_plan_reports_blocker_with_reason_and_message(
+    target: Home, given: dict[str, Any], reason: str, told: str
+) -> None:
     (blocker,) = (await planned(target, **given)).blockers
     assert blocker.reason == reason
     assert told in blocker.message

@@ -1,4 +1,4 @@
-"""A migration, of which the operator dies at every call, comes to its end, and no home but one ever takes writes."""
+"""Migrations complete although the operator dies at any call, and at most one home takes writes at any time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def moved(
     until: str = "Retaining",
     others: Sequence[dict[str, Any]] = (),
 ) -> None:
-    """Have an operator work until the control plane lives there."""
+    """Run an operator until the control plane is in home `to` and in step `until`."""
     operator = Operator(world, others=others)
     for _ in range(passes):
         await operator.reconcile()
@@ -53,7 +53,7 @@ async def moved(
 
 
 async def killed(world: World, *, at: int, to: str = "Dedicated") -> bool:
-    """Have an operator work until it dies at this call; tell whether it died."""
+    """Run an operator until it dies at call `at`. Returns whether it died."""
 
     async def die(now: int, name: str) -> None:
         # An API server of a home that is not in use tries to write at any time.
@@ -71,7 +71,7 @@ async def killed(world: World, *, at: int, to: str = "Dedicated") -> bool:
     return False
 
 
-async def test_a_control_plane_moves_although_the_operator_dies_at_any_call(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_migration_completes_if_operator_dies_at_any_call(monkeypatch: pytest.MonkeyPatch) -> None:
     at = 0
     while True:
         at += 1
@@ -85,7 +85,7 @@ async def test_a_control_plane_moves_although_the_operator_dies_at_any_call(monk
     assert at > 40
 
 
-async def test_no_client_reads_old_data_while_a_gateway_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_clients_read_no_old_data_while_gateway_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch)
     world.set_spec(mode="Dedicated")
 
@@ -111,7 +111,9 @@ async def test_no_client_reads_old_data_while_a_gateway_hangs(monkeypatch: pytes
     ),
     window=st.sampled_from(["0s", "10m"]),
 )
-async def test_operators_die_and_users_change_their_minds(deaths: list[int], homes: list[str], window: str) -> None:
+async def test_migration_reaches_last_home_despite_deaths_and_changes(
+    deaths: list[int], homes: list[str], window: str
+) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         world = World(monkeypatch, window=window)
         home = "Virtual"
@@ -123,7 +125,7 @@ async def test_operators_die_and_users_change_their_minds(deaths: list[int], hom
 
 
 async def killed_at_last(world: World, *, at: int) -> None:
-    """Have an operator work until it dies at this call, whatever comes of it."""
+    """Run an operator until it dies at call `at`. The migration need not complete before."""
     operator, last = Operator(world), world.calls + at
 
     async def die(now: int, name: str) -> None:
@@ -140,7 +142,7 @@ async def killed_at_last(world: World, *, at: int) -> None:
 
 
 async def settled(world: World, home: str) -> None:
-    """Have an operator work until nothing moves any more."""
+    """Run an operator until the control plane is in its home and no migration is under way."""
     operator = Operator(world)
     for _ in range(2):
         for _ in range(60):
@@ -149,7 +151,7 @@ async def settled(world: World, home: str) -> None:
             world.write()
         if str(world.control_plane.home) == home:
             break
-        # It waits until the home before, which would have the same names, is not kept any more.
+        # The move waits until the former home, whose objects would have the same names, is removed.
         assert world.step == "Retaining"
         world.set_spec(migration={"rollbackWindow": "0s"})
     assert str(world.control_plane.home) == home
@@ -163,7 +165,9 @@ async def settled(world: World, home: str) -> None:
 
 
 @pytest.mark.parametrize("step", ["Preparing", "Copying", "Starting", "EndingControllers"])
-async def test_nothing_is_left_of_a_migration_that_is_aborted(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+async def test_aborted_migration_leaves_no_status_and_no_target_home(
+    monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     world = World(monkeypatch)
     world.set_spec(mode="Dedicated")
 
@@ -185,7 +189,7 @@ async def test_nothing_is_left_of_a_migration_that_is_aborted(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("call", ["hold", "fence home 0", "compare", "free home 0", "end hold"])
-async def test_writes_continue_where_they_were_if_a_cut_fails(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+async def test_control_plane_stays_in_former_home_after_failed_cut(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     world = World(monkeypatch)
     world.faults = {"hold": [TimeoutError()], call: [AWAY if call != "hold" else TimeoutError()]}
     world.set_spec(mode="Dedicated")
@@ -199,7 +203,7 @@ async def test_writes_continue_where_they_were_if_a_cut_fails(monkeypatch: pytes
     assert world.object["status"]["migration"]["attempts"] > 1
 
 
-async def test_no_home_changes_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cut_is_repeated_if_homes_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch)
     world.faults = {"compare": ["unequal"]}
     world.set_spec(mode="Dedicated")
@@ -207,7 +211,7 @@ async def test_no_home_changes_that_differs(monkeypatch: pytest.MonkeyPatch) -> 
     assert world.object["status"]["migration"]["attempts"] == 2
 
 
-async def test_a_fence_that_could_not_be_lifted_does_not_outlive_the_migration(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_abort_lifts_fence_after_earlier_attempts_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch)
     operator = Operator(world)
     await operator.reconcile()
@@ -223,7 +227,7 @@ async def test_a_fence_that_could_not_be_lifted_does_not_outlive_the_migration(m
     assert "migration" not in world.object["status"]
 
 
-async def test_an_operator_that_cannot_write_the_change_of_the_home_tries_again(
+async def test_cut_is_repeated_if_write_of_new_home_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World(monkeypatch)
@@ -233,7 +237,7 @@ async def test_an_operator_that_cannot_write_the_change_of_the_home_tries_again(
     assert world.object["status"]["migration"]["attempts"] == 4
 
 
-async def test_controllers_continue_if_one_of_them_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_controllers_continue_if_an_instance_does_not_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch)
     world.set_spec(mode="Dedicated")
     operator, steps = Operator(world), []
@@ -247,10 +251,10 @@ async def test_controllers_continue_if_one_of_them_does_not_end(monkeypatch: pyt
     await moved(world)
 
 
-async def test_one_waits_until_few_others_move_and_a_way_back_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_migration_waits_for_a_turn_and_return_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch)
-    began = datetime.now(UTC)
-    others = [world.other(f"other-{number}", began=began) for number in range(4)]
+    start_time = datetime.now(UTC)
+    others = [world.other(f"other-{number}", began=start_time) for number in range(4)]
     world.ask_for("Virtual (pool-b)")
     operator = Operator(world, others=others)
     for _ in range(5):
@@ -258,12 +262,12 @@ async def test_one_waits_until_few_others_move_and_a_way_back_does_not(monkeypat
     assert world.step is None
     assert "it moves after others: 4 do now" in str(world.object["status"]["conditions"])
     assert operator.migrator.again(world.control_plane, chosen=None) == 30.0
-    # One of them takes very long, or has arrived.
-    late = world.other("other-0", began=began - timedelta(minutes=6))
-    await moved(world, to="Virtual (pool-b)", others=[late, *others[1:]])
+    # A migration that began six minutes ago does not count.
+    long_migration = world.other("other-0", began=start_time - timedelta(minutes=6))
+    await moved(world, to="Virtual (pool-b)", others=[long_migration, *others[1:]])
     world.ask_for("Virtual")
     await moved(world, to="Virtual", others=others)
-    # A migration before does not keep it from its turn.
+    # A completed migration does not exempt the control plane from the limit.
     world.set_spec(migration={"rollbackWindow": "0s"})
     await moved(world, to="Virtual", until="Completed")
     world.ask_for("Virtual (pool-b)")
@@ -275,7 +279,7 @@ async def test_one_waits_until_few_others_move_and_a_way_back_does_not(monkeypat
     await moved(world, to="Virtual (pool-b)", until="Completed")
 
 
-def test_four_have_a_turn_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turns_admit_four_migrations_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     context: Any = SimpleNamespace(stores=SimpleNamespace(control_planes=[]))
     turns = Turns(context)
     world = World(monkeypatch)
@@ -292,7 +296,7 @@ def test_four_have_a_turn_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-async def test_another_volume_waits_until_the_former_home_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_move_to_other_volume_waits_until_former_home_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, window="10m")
     world.ask_for("Dedicated")
     await moved(world)
@@ -310,21 +314,21 @@ async def test_another_volume_waits_until_the_former_home_is_gone(monkeypatch: p
     await moved(world, to="Dedicated (20Gi)", until="Completed")
 
 
-async def test_cut_in_the_future_counts_as_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cut_time_in_the_future_is_replaced_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, window="10m")
     world.ask_for("Dedicated")
     await moved(world)
-    ahead = datetime.now(UTC) + timedelta(days=2)
-    world.object["status"]["migration"]["cutTime"] = ahead.isoformat()
+    future_time = datetime.now(UTC) + timedelta(days=2)
+    world.object["status"]["migration"]["cutTime"] = future_time.isoformat()
     await Operator(world).reconcile()
-    written = datetime.fromisoformat(world.object["status"]["migration"]["cutTime"])
-    assert written <= datetime.now(UTC)
+    cut_time = datetime.fromisoformat(world.object["status"]["migration"]["cutTime"])
+    assert cut_time <= datetime.now(UTC)
     assert world.step == "Retaining"
     world.set_spec(migration={"rollbackWindow": "0s"})
     await moved(world, until="Completed")
 
 
-async def test_what_others_write_meanwhile_keeps_no_home_from_changing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cut_succeeds_if_annotations_change_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch)
 
     async def annotate(_: int, name: str) -> None:
@@ -338,14 +342,14 @@ async def test_what_others_write_meanwhile_keeps_no_home_from_changing(monkeypat
 
 
 @pytest.mark.parametrize(("when", "revisions", "made_again"), [("", 100, 0), ("prepare, done", 6000, 1)])
-async def test_a_new_home_stays_above_the_revisions_of_the_former_one(
+async def test_new_home_begins_above_revisions_of_former_home(
     monkeypatch: pytest.MonkeyPatch, when: str, revisions: int, made_again: int
 ) -> None:
     world, calls = World(monkeypatch), []
     world.write()
 
     async def others_write(_: int, name: str) -> None:
-        # Others in the same etcd: a little all the time, or very much once.
+        # Other control planes in the same etcd write a few keys at each call, or many keys once.
         if not when or (name == when and when not in calls):
             world.homes[0].revision += revisions
         calls.append(name)
@@ -359,7 +363,7 @@ async def test_a_new_home_stays_above_the_revisions_of_the_former_one(
     assert world.object["status"]["migration"]["beginsAt"] > world.newest - 1000 > 5000
 
 
-async def test_a_former_home_that_cannot_end_keeps_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_stop_of_former_home_does_not_hold_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, window="0s")
     world.faults = {"retire": [AWAY] * 5, "shut down": [AWAY] * 5}
     world.set_spec(mode="Dedicated")
@@ -376,7 +380,7 @@ async def test_a_former_home_that_cannot_end_keeps_nothing_back(monkeypatch: pyt
     assert world.step == "Completed"
 
 
-async def test_a_deleted_control_plane_leaves_only_its_home(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_abandon_leaves_only_the_home_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     at, deleted = 0, True
     while deleted:
         at += 1
@@ -389,7 +393,7 @@ async def test_a_deleted_control_plane_leaves_only_its_home(monkeypatch: pytest.
         assert world.homes[world.lives_in].data == data
 
 
-async def test_no_write_waits_while_a_control_plane_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pause_releases_hold_after_death_at_any_call(monkeypatch: pytest.MonkeyPatch) -> None:
     at, died = 0, True
     while died:
         at += 1
@@ -402,13 +406,13 @@ async def test_no_write_waits_while_a_control_plane_is_paused(monkeypatch: pytes
             world.learn()
             world.write()
             assert (world.server, world.held, world.copies) == (0, False, {}), world.step
-            # One that died in the middle of that was not within the step.
+            # If the operator died during the cut, the pause recovers from step Cutting.
             assert world.step != "Cutting"
         await settled(world, "Dedicated")
 
 
 @pytest.mark.parametrize("step", ["Retaining", "Cutting"])
-async def test_what_began_with_a_gateway_ends_without_one(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+async def test_migration_begun_with_gateway_ends_without_gateway(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     world = World(monkeypatch, window="0s")
 
     async def die(_: int, name: str) -> None:
@@ -431,7 +435,7 @@ async def test_what_began_with_a_gateway_ends_without_one(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("missing", ["fence", "comparison"])
-async def test_of_this_test_a_naive_copy_fails_it(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+async def test_world_detects_missing_fence_or_comparison(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     async def careless(self: Cutter, control_plane: Any, follower: Any, *, seconds: float) -> Any:
         blind = _Blind() if missing == "comparison" else follower
         cut = await stop_writes(self, control_plane, blind, seconds=seconds)
@@ -448,7 +452,7 @@ async def test_of_this_test_a_naive_copy_fails_it(monkeypatch: pytest.MonkeyPatc
 
 
 class _Blind:
-    """A copy that does not look."""
+    """A follower that reports equal homes without a comparison."""
 
     async def catch_up(self) -> object:
         return SimpleNamespace(equal=True, source=SimpleNamespace(sha256=""))

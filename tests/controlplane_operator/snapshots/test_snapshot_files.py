@@ -1,4 +1,4 @@
-"""Files of snapshots: only those that the operator wrote are opened."""
+"""Files of snapshots: writes, reads, and refusal of foreign or damaged files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAME = "controlplane-acme-uid.age"
 
 
 class Pages(Client):
-    """300 values of 10 kB, and an end that fails if asked to."""
+    """Yields 300 values of 10 kB in three pages, and then raises `fails` if it is set."""
 
     def __init__(self, *, fails: DataError | None = None) -> None:
         self._fails = fails
@@ -51,23 +51,23 @@ async def save(directory: Path, *, fails: DataError | None = None) -> Saved:
 
 async def read(directory: Path, saved: Saved, *, key: pyrage.x25519.Identity = KEY) -> int:
     opened = OpenedSnapshot(storage_in(directory), NAME, keys=[key], sha256=saved.sha256)
-    found = 0
+    count = 0
     async for pairs in opened.pairs():
-        found += len(pairs)
+        count += len(pairs)
     assert opened.end() == saved.archived
-    return found
+    return count
 
 
-async def test_a_snapshot_is_read_as_it_was_written(tmp_path: Path) -> None:
+async def test_snapshot_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     saved = await save(tmp_path)
     assert await read(tmp_path, saved) == 300
-    # Who has enough of it needs not read it to its end.
+    # A reader may stop before the end of the file.
     opened = OpenedSnapshot(storage_in(tmp_path), NAME, keys=[KEY], sha256=saved.sha256)
     async for _ in opened.pairs():
         break
 
 
-async def test_nothing_is_left_of_one_that_fails(tmp_path: Path) -> None:
+async def test_failed_save_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / f".{NAME}.partial").write_text("of a killed operator")
     with pytest.raises(Unreachable, match="etcd is gone"):
         await save(tmp_path, fails=Unreachable("etcd is gone"))
@@ -81,10 +81,10 @@ async def test_nothing_is_left_of_one_that_fails(tmp_path: Path) -> None:
         ("storage", "of 400 s, the storage waited 0 s for etcd; use a faster bucket or volume"),
     ],
 )
-async def test_snapshot_that_meets_a_compaction_names_the_slow_side(
+async def test_save_error_after_compaction_names_slow_side(
     slow: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its pages are of one revision, and etcd keeps no revision for long."""
+    """All pages of a snapshot are of the same revision, and etcd keeps no revision for long."""
     clock = SimpleNamespace(now=100.0)
 
     class SlowVolume(Volume):
@@ -110,11 +110,11 @@ async def test_snapshot_that_meets_a_compaction_names_the_slow_side(
     assert os.listdir(tmp_path) == []
 
 
-async def test_one_that_others_wrote_is_refused(tmp_path: Path) -> None:
-    """Its recipients are public: whoever may write to the storage can encrypt to them."""
-    saved, former = await save(tmp_path), (tmp_path / NAME).read_bytes()
+async def test_read_refuses_file_of_another_writer(tmp_path: Path) -> None:
+    """Recipients are public keys: every writer of the storage can encrypt to them."""
+    saved, content = await save(tmp_path), (tmp_path / NAME).read_bytes()
     plain = io.BytesIO()
-    pyrage.decrypt_io(io.BytesIO(former), plain, [KEY])
+    pyrage.decrypt_io(io.BytesIO(content), plain, [KEY])
     forged = io.BytesIO()
     pyrage.encrypt_io(io.BytesIO(plain.getvalue()), forged, [KEY.to_public()])
     (tmp_path / NAME).write_bytes(forged.getvalue())
@@ -123,19 +123,19 @@ async def test_one_that_others_wrote_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["cut", "garbled", "appended"])
-async def test_a_damaged_one_is_refused(change: str, tmp_path: Path) -> None:
-    saved, former = await save(tmp_path), (tmp_path / NAME).read_bytes()
-    middle = len(former) // 2
-    changed = {
-        "cut": former[:middle],
-        "garbled": former[:middle] + bytes([former[middle] ^ 1]) + former[middle + 1 :],
-        "appended": former + b"x",
+async def test_read_refuses_damaged_file(change: str, tmp_path: Path) -> None:
+    saved, content = await save(tmp_path), (tmp_path / NAME).read_bytes()
+    middle = len(content) // 2
+    variants = {
+        "cut": content[:middle],
+        "garbled": content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
+        "appended": content + b"x",
     }
-    (tmp_path / NAME).write_bytes(changed[change])
+    (tmp_path / NAME).write_bytes(variants[change])
     with pytest.raises((BackupFailed, ArchiveDamaged, OSError)):
         await read(tmp_path, saved)
 
 
-async def test_another_key_opens_nothing(tmp_path: Path) -> None:
+async def test_read_with_another_key_raises_backup_failed(tmp_path: Path) -> None:
     with pytest.raises(BackupFailed, match="failed to decrypt"):
         await read(tmp_path, await save(tmp_path), key=pyrage.x25519.Identity.generate())

@@ -1,4 +1,4 @@
-"""Snapshots that are made again from a storage whose content may be damaged or hostile."""
+"""Import of snapshots from a storage whose content may be damaged or hostile."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class World:
         self.stores.snapshots.apply({"metadata": metadata, "spec": {"controlPlaneRef": {"name": "acme"}}, **given})
 
     def names(self) -> list[str]:
-        return sorted(each["metadata"]["name"] for each in self.stores.snapshots)
+        return sorted(snapshot["metadata"]["name"] for snapshot in self.stores.snapshots)
 
 
 def described(archive: ArchiveName = ARCHIVE) -> CatalogEntry:
@@ -102,12 +102,12 @@ def completed(**given: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    with contextlib.closing(made.storage):
-        yield made
+    instance = World(tmp_path)
+    with contextlib.closing(instance.storage):
+        yield instance
 
 
-async def test_importer_creates_object_that_keeps_its_file(world: World) -> None:
+async def test_importer_creates_object_with_deletion_policy_retain(world: World) -> None:
     world.write()
     await world.importer.sync()
     obj = world.stores.snapshots.get(("", "daily"))
@@ -121,7 +121,7 @@ async def test_importer_creates_object_that_keeps_its_file(world: World) -> None
 async def test_importer_leaves_objects_that_have_their_file(world: World) -> None:
     world.write()
     world.keep("daily", status=completed(location=ARCHIVE.file))
-    # An operator writes this file now, for the object of the same uid.
+    # An operator writes this file now for the object of the same uid.
     world.write(ArchiveName("running", OTHER))
     world.keep("running", uid=OTHER)
     await world.importer.sync()
@@ -141,7 +141,7 @@ async def test_importer_brings_back_no_snapshot_that_a_user_deleted(world: World
     await world.storage.hide(ARCHIVE, cluster=OTHER)
     await world.storage.hide(ArchiveName("gone", OTHER), cluster=CLUSTER)
     await world.importer.sync()
-    # The mark of another cluster does not count, and a mark without its file goes.
+    # The mark of another cluster does not count, and a mark without its file is deleted.
     assert world.names() == ["daily"]
     assert [path.name for path in world.directory.glob("hidden-*")] == [f"hidden-{OTHER}-{UID}"]
 
@@ -157,14 +157,14 @@ async def test_importer_deletes_imported_object_whose_file_is_gone(world: World)
     world.keep("pending", metadata=mark)
     world.keep("own", status=completed(location=ArchiveName("own", OTHER).file))
     world.write(ArchiveName("weekly", OTHER))
-    # One listing may lack a file that is there.
+    # A single listing may lack an existing file.
     await world.importer.sync()
     assert world.client.deleted == []
     await world.importer.sync()
     assert world.client.deleted == ["daily"]
 
 
-async def test_importer_deletes_nothing_when_the_storage_is_empty(world: World) -> None:
+async def test_importer_deletes_no_object_if_the_storage_is_empty(world: World) -> None:
     mark = {"annotations": {IMPORTED_FROM_ANNOTATION: ARCHIVE.file}}
     world.keep("daily", metadata=mark, status=completed(location=ARCHIVE.file))
     await world.importer.sync()
@@ -195,7 +195,7 @@ async def test_importer_describes_files_of_an_earlier_version(world: World) -> N
     assert [path.name for path in world.directory.glob("*.json")] == [own.entry]
     entry = CatalogEntry.read(Volume(world.directory), own)
     assert (entry.control_plane, entry.sha256, entry.recipients) == ("acme", "a" * 64, [])
-    # The entry makes the same status again.
+    # The entry restores the same status.
     status = ControlPlaneSnapshotStatus(phase=SnapshotPhase.COMPLETED, **entry.recorded())  # type: ignore[arg-type]
     assert status == ControlPlaneSnapshotStatus.model_validate(completed())
     assert status.mode is ControlPlaneMode.VIRTUAL
@@ -232,14 +232,14 @@ async def test_importer_describes_files_of_an_earlier_version(world: World) -> N
         ),
     ],
 )
-async def test_importer_refuses_an_invalid_entry_and_goes_on(entry: bytes, world: World) -> None:
+async def test_importer_skips_invalid_entry_until_it_is_repaired(entry: bytes, world: World) -> None:
     world.write(entry=entry)
     world.write(ArchiveName("weekly", OTHER))
     with pytest.raises(BackupFailed):
         await world.storage.entry(ARCHIVE)
     await world.importer.sync()
     assert world.names() == ["weekly"]
-    # Once it is mended, it is read again.
+    # A repaired entry is read again.
     world.write()
     await world.importer.sync()
     assert world.names() == ["daily", "weekly"]
@@ -256,7 +256,7 @@ async def test_importer_ignores_files_of_other_names(world: World, tmp_path: Pat
     assert world.names() == []
 
 
-async def test_importer_deletes_nothing_when_the_listing_is_too_long(
+async def test_importer_deletes_no_object_if_the_listing_is_too_long(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backup_storage, "_MOST_FILES", 1)

@@ -1,4 +1,4 @@
-"""Restores are jobs: a reconcile waits for no file."""
+"""Restores of snapshots. They run as jobs, so that a reconcile never waits for a file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KEYS = {"client-ca.key": b"the key"}
 
 
 class Slow(Volume):
-    """Gives no file before it is released."""
+    """Opens no file for reading until it is released."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -57,7 +57,7 @@ class OnePage(Client):
 
 
 class Keys:
-    """The Secret of the authorities."""
+    """Fake of `TenantKeys`, which keeps the keys of the authorities in the context."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -70,7 +70,7 @@ class Keys:
 
 
 class Operator:
-    """What a restorer uses of the operator."""
+    """The parts of the operator that a restorer uses."""
 
     namespace = "kplane-system"
 
@@ -84,12 +84,14 @@ class Operator:
         return {"data": {"identity": base64.b64encode(str(KEY).encode()).decode()}}
 
 
-async def test_keys_are_read_by_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large file takes longer than one reconcile may."""
+async def test_restore_of_keys_runs_as_job_and_reports_last_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read of a large file takes longer than a reconcile may take."""
     monkeypatch.setattr(restoring, "TenantKeys", Keys)
-    plain = SnapshotStorage(Volume(tmp_path), [KEY.to_public()])
+    storage = SnapshotStorage(Volume(tmp_path), [KEY.to_public()])
     header = {"keys": {name: base64.b64encode(content).decode() for name, content in KEYS.items()}}
-    saved = await save_snapshot(Source(OnePage(), "/registry/", header), to=plain, name=NAME)
+    saved = await save_snapshot(Source(OnePage(), "/registry/", header), to=storage, name=NAME)
     control_plane = ControlPlane.model_validate(
         {
             "metadata": {"name": "acme", "uid": "1"},
@@ -100,11 +102,11 @@ async def test_keys_are_read_by_a_job(tmp_path: Path, monkeypatch: pytest.Monkey
             "status": {"restore": {"snapshot": "ashes", "location": NAME, "sha256": saved.sha256, "beginsAt": 9}},
         }
     )
-    slow, operator = Slow(tmp_path), Operator()
+    volume, operator = Slow(tmp_path), Operator()
     restorer: Any = SnapshotRestorer(
         operator,  # type: ignore[arg-type]
         jobs=SnapshotJobs(),
-        storage=SnapshotStorage(slow, []),
+        storage=SnapshotStorage(volume, []),
         sources=operator,  # type: ignore[arg-type]
     )
 
@@ -118,33 +120,31 @@ async def test_keys_are_read_by_a_job(tmp_path: Path, monkeypatch: pytest.Monkey
         for _ in range(2):
             assert await told() == (Reason.PROVISIONING, "restoring the keys of snapshot ashes")
     finally:
-        slow.released.set()
+        volume.released.set()
     assert await operator.woken.get() == ("", "acme")
     await restorer.restore_keys(control_plane)
     assert operator.keys == KEYS
 
     # A failure stays the reason while the next attempt runs.
-    operator.keys, whole = None, (tmp_path / NAME).read_bytes()
+    operator.keys, archive = None, (tmp_path / NAME).read_bytes()
     (tmp_path / NAME).write_bytes(b"another file")
     assert (await told())[0] is Reason.PROVISIONING
     await operator.woken.get()
-    failed = await told()
-    assert (failed[0], failed[1].partition(": ")[0]) == (Reason.RESTORE_FAILED, "failed to restore snapshot ashes")
-    (tmp_path / NAME).write_bytes(whole)
-    assert await told() == failed
+    failure = await told()
+    assert (failure[0], failure[1].partition(": ")[0]) == (Reason.RESTORE_FAILED, "failed to restore snapshot ashes")
+    (tmp_path / NAME).write_bytes(archive)
+    assert await told() == failure
     await operator.woken.get()
     await restorer.restore_keys(control_plane)
     assert operator.keys == KEYS
 
-    # One that succeeded ends it.
+    # A successful restore clears the failure.
     operator.keys = None
     assert (await told())[0] is Reason.PROVISIONING
     await operator.woken.get()
 
 
-async def test_restore_fails_when_the_data_exceed_the_quota_of_the_class(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_restore_fails_if_data_exceed_quota_of_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Etcd:
         def __init__(self, *_: Any, **__: Any) -> None:
             pass
@@ -163,11 +163,11 @@ async def test_restore_fails_when_the_data_exceed_the_quota_of_the_class(
         monkeypatch.setattr(restoring, call, nothing)
     operator = Operator()
     snapshot = {"metadata": {"name": "ashes", "uid": "2"}, "spec": {}, "status": {"bytes": 5 << 20}}
-    small = ControlPlaneClass.model_validate(
+    control_plane_class = ControlPlaneClass.model_validate(
         {"metadata": {"name": "small"}, "spec": {"virtual": {"storage": {"quota": "1Mi"}}}}
     )
     operator.stores = SimpleNamespace(  # type: ignore[attr-defined]
-        snapshots={("", "ashes"): snapshot}, classes=SimpleNamespace(read=lambda *_: small)
+        snapshots={("", "ashes"): snapshot}, classes=SimpleNamespace(read=lambda *_: control_plane_class)
     )
     control_plane = ControlPlane.model_validate(
         {

@@ -1,4 +1,4 @@
-"""When snapshots are made and deleted, by a clock that the test sets."""
+"""Schedule of snapshots: times of creation and deletion, by a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ class World:
     def control_plane(self, **metadata: Any) -> None:
         self.client.version += 1
         created = (NOON - 10 * HOUR).isoformat()
-        known = {"name": "acme", "uid": "u", "creationTimestamp": created, **metadata}
+        fields = {"name": "acme", "uid": "u", "creationTimestamp": created, **metadata}
         self.stores.control_planes.apply(
             {
-                "metadata": {**known, "resourceVersion": str(self.client.version)},
+                "metadata": {**fields, "resourceVersion": str(self.client.version)},
                 "spec": {"classRef": {"name": "hourly"}},
                 "status": {"endpoint": "https://acme"},
             }
         )
 
     def names(self) -> list[str]:
-        return sorted(each["metadata"]["name"] for each in self.stores.snapshots)
+        return sorted(snapshot["metadata"]["name"] for snapshot in self.stores.snapshots)
 
     def becomes(self, name: str, phase: str) -> None:
         obj = self.stores.snapshots.get(("", name))
@@ -96,7 +96,7 @@ class World:
         return name
 
 
-async def test_what_was_missed_is_made_once_when_the_operator_is_back() -> None:
+async def test_scheduler_makes_one_snapshot_for_all_missed_times() -> None:
     world = World()
     world.now = NOON + 20 * timedelta(minutes=1)
     await world.look()
@@ -107,7 +107,7 @@ async def test_what_was_missed_is_made_once_when_the_operator_is_back() -> None:
     assert annotations == {SCHEDULED_FOR_ANNOTATION: "u", SCHEDULED_AT_ANNOTATION: NOON.isoformat()}
 
 
-async def test_schedule_uses_another_name_when_an_imported_snapshot_has_the_name() -> None:
+async def test_scheduler_uses_another_name_if_an_import_has_the_name() -> None:
     world = World()
     world.stores.snapshots.apply(
         {
@@ -121,52 +121,52 @@ async def test_schedule_uses_another_name_when_an_imported_snapshot_has_the_name
     assert world.names() == ["acme-202605051200", "acme-202605051200-u"]
 
 
-async def test_a_new_control_plane_waits_for_the_next_time() -> None:
+async def test_new_control_plane_gets_no_snapshot_before_next_time() -> None:
     world = World()
     world.control_plane(creationTimestamp=(NOON + timedelta(minutes=1)).isoformat())
     world.now = NOON + 30 * timedelta(minutes=1)
-    rest = await world.look()
+    delay = await world.look()
     assert world.names() == []
-    assert rest is not None
-    assert timedelta(minutes=30) <= timedelta(seconds=rest) <= timedelta(minutes=36)
+    assert delay is not None
+    assert timedelta(minutes=30) <= timedelta(seconds=delay) <= timedelta(minutes=36)
 
 
-async def test_the_next_one_is_made_after_a_delay_of_the_control_plane_own() -> None:
+async def test_next_snapshot_is_made_after_delay_of_control_plane() -> None:
     world = World()
     world.now = NOON + timedelta(minutes=20)
     await world.take()
     delay = Schedule("0 * * * *").delay("u", at=NOON + HOUR)
     assert timedelta(0) < delay < timedelta(minutes=6)
     world.now = NOON + HOUR + delay - timedelta(seconds=2)
-    rest = await world.look()
-    assert rest == pytest.approx(2, abs=0.1)
+    remaining_delay = await world.look()
+    assert remaining_delay == pytest.approx(2, abs=0.1)
     assert len(world.names()) == 1
     world.now = NOON + HOUR + delay
     await world.take()
     assert world.names() == ["acme-202605051200", "acme-202605051300"]
 
 
-async def test_old_ones_go_and_failed_ones_count_for_nothing() -> None:
+async def test_retention_keeps_good_snapshots_while_newest_fails() -> None:
     world = World()
-    made = []
+    snapshots = []
     for hour in range(3):
         world.now = NOON + hour * HOUR + timedelta(minutes=10)
-        made.append(await world.take())
+        snapshots.append(await world.take())
     world.now = NOON + 3 * HOUR + timedelta(minutes=10)
     await world.look()
-    failing = "acme-202605051500"
-    assert world.names() == [*made[1:], failing]
-    world.becomes(failing, "Failed")
-    # No other one joins it, and no good one goes for it.
+    newest = "acme-202605051500"
+    assert world.names() == [*snapshots[1:], newest]
+    world.becomes(newest, "Failed")
+    # While a snapshot fails, no further snapshot is made, and no good snapshot is deleted.
     world.now = NOON + 5 * HOUR + timedelta(minutes=10)
     await world.look()
-    assert world.names() == [*made[1:], failing]
-    world.becomes(failing, "Completed")
+    assert world.names() == [*snapshots[1:], newest]
+    world.becomes(newest, "Completed")
     await world.look()
-    assert world.names() == [made[2], failing, "acme-202605051700"]
+    assert world.names() == [snapshots[2], newest, "acme-202605051700"]
 
 
-async def test_snapshots_of_people_and_of_a_former_control_plane_stay() -> None:
+async def test_retention_keeps_snapshots_of_users_and_of_other_uids() -> None:
     world = World(retain=1)
     for name, uid in (("by-hand", None), ("former", "before")):
         annotations = {SCHEDULED_FOR_ANNOTATION: uid, SCHEDULED_AT_ANNOTATION: NOON.isoformat()} if uid else {}
@@ -180,7 +180,7 @@ async def test_snapshots_of_people_and_of_a_former_control_plane_stay() -> None:
     assert world.names() == ["acme-202605051400", "by-hand", "former"]
 
 
-async def test_a_paused_control_plane_and_one_without_schedule_get_none() -> None:
+async def test_no_snapshot_if_paused_or_schedule_is_invalid() -> None:
     world = World(schedule="0 25 * * *")
     assert await world.look() is None
     world.settings()
@@ -189,7 +189,7 @@ async def test_a_paused_control_plane_and_one_without_schedule_get_none() -> Non
     assert world.names() == []
 
 
-async def test_metrics_tell_how_late_the_newest_one_is() -> None:
+async def test_metrics_report_newest_snapshot_and_due_time() -> None:
     world = World()
     metrics = SnapshotMetrics(world.stores, now=lambda: world.now)
 
@@ -203,12 +203,12 @@ async def test_metrics_tell_how_late_the_newest_one_is() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0 * * *", "61 * * * *", "0 0 30 2 *", "@daily"])
-def test_what_is_no_schedule_is_refused(text: str) -> None:
+def test_schedule_raises_value_error_for_invalid_text(text: str) -> None:
     with pytest.raises(ValueError, match="is no schedule"):
         Schedule(text)
 
 
-async def test_snapshot_stays_when_others_have_times_in_the_future() -> None:
+async def test_retention_ignores_snapshots_with_times_in_the_future() -> None:
     world = World(retain=2)
     for day in (2, 3):
         time = (NOON + timedelta(days=day)).isoformat()
@@ -220,10 +220,10 @@ async def test_snapshot_stays_when_others_have_times_in_the_future() -> None:
         world.stores.snapshots.apply(await world.client.create(CONTROL_PLANE_SNAPSHOTS, body))
         world.becomes(f"ahead-{day}", "Completed")
     world.now = NOON + timedelta(minutes=10)
-    made = await world.take()
+    snapshot = await world.take()
     await world.look()
-    assert world.names() == [made, "ahead-2", "ahead-3"]
-    # The clock was behind: as soon as their time has come, they count.
+    assert world.names() == [snapshot, "ahead-2", "ahead-3"]
+    # The clock was behind. Snapshots count as soon as their time has come.
     world.now = NOON + timedelta(days=3, hours=1)
     await world.look()
-    assert made not in world.names()
+    assert snapshot not in world.names()

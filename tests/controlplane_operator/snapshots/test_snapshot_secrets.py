@@ -33,7 +33,7 @@ NAME = "controlplane-acme-uid.age"
 
 
 class Values(Etcd):
-    """So many values of 10 kB."""
+    """Yields `count` values of 10 kB in a single page."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -44,18 +44,18 @@ class Values(Etcd):
 
 @pytest.fixture
 async def client(api_server: Handle) -> AsyncIterator[Client]:
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as made:
-        if not await made.exists(NAMESPACES, NAMESPACE):
-            await made.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
-        yield made
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as instance:
+        if not await instance.exists(NAMESPACES, NAMESPACE):
+            await instance.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
+        yield instance
 
 
 @pytest.fixture
 async def storage(client: Client) -> AsyncIterator[SnapshotStorage]:
-    made = SnapshotStorage(SecretStorage(client, namespace=NAMESPACE), [KEY.to_public()])
-    with contextlib.closing(made):
-        yield made
-        await made.remove(NAME)
+    instance = SnapshotStorage(SecretStorage(client, namespace=NAMESPACE), [KEY.to_public()])
+    with contextlib.closing(instance):
+        yield instance
+        await instance.remove(NAME)
 
 
 async def save(storage: SnapshotStorage, *, values: int, name: str = NAME) -> Saved:
@@ -64,31 +64,31 @@ async def save(storage: SnapshotStorage, *, values: int, name: str = NAME) -> Sa
 
 
 async def kept(client: Client) -> list[str]:
-    found = await client.list(SECRETS, namespace=NAMESPACE, label_selector=SNAPSHOT_FILE_LABEL)
-    return sorted(each["metadata"]["name"] for each in found.items)
+    listing = await client.list(SECRETS, namespace=NAMESPACE, label_selector=SNAPSHOT_FILE_LABEL)
+    return sorted(secret["metadata"]["name"] for secret in listing.items)
 
 
 @pytest.mark.parametrize(("values", "secrets"), [(1, 1), (300, 6)])
-async def test_a_snapshot_is_read_as_it_was_written(
+async def test_snapshot_in_secrets_is_read_as_it_was_written(
     client: Client, storage: SnapshotStorage, values: int, secrets: int
 ) -> None:
     saved = await save(storage, values=values)
     assert len(await kept(client)) == secrets
-    opened, found = OpenedSnapshot(storage, NAME, keys=[KEY], sha256=saved.sha256), 0
+    opened, count = OpenedSnapshot(storage, NAME, keys=[KEY], sha256=saved.sha256), 0
     async for pairs in opened.pairs():
-        found += len(pairs)
-    assert (found, opened.end()) == (values, saved.archived)
+        count += len(pairs)
+    assert (count, opened.end()) == (values, saved.archived)
     await storage.remove(NAME)
     assert await kept(client) == []
 
 
-async def test_what_is_too_large_is_refused_and_leaves_nothing(client: Client, storage: SnapshotStorage) -> None:
+async def test_save_refuses_more_than_4_mib_and_leaves_no_secret(client: Client, storage: SnapshotStorage) -> None:
     with pytest.raises(BackupFailed, match=r"has more than 4 MiB, too much for Secrets: set etcd\.backup\.bucket"):
         await save(storage, values=450)
     assert await kept(client) == []
 
 
-async def test_all_together_are_bounded(
+async def test_save_refuses_more_than_limit_of_all_secrets(
     client: Client, storage: SnapshotStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot_secrets, "_MOST_BYTES", 1 << 20)
@@ -101,7 +101,7 @@ async def test_all_together_are_bounded(
     assert len(await kept(client)) == 2
 
 
-async def test_a_part_that_a_killed_operator_left_is_no_file(client: Client, storage: SnapshotStorage) -> None:
+async def test_incomplete_file_is_refused_and_can_be_overwritten(client: Client, storage: SnapshotStorage) -> None:
     await save(storage, values=100)
     first, second = await kept(client)
     await client.delete(SECRETS, first, namespace=NAMESPACE)
@@ -117,14 +117,12 @@ async def test_a_part_that_a_killed_operator_left_is_no_file(client: Client, sto
     assert await kept(client) == [first]
 
 
-async def test_a_file_is_looked_for_in_the_kind_of_storage_that_has_it(
-    storage: SnapshotStorage, tmp_path: Path
-) -> None:
-    """Else a deletion would find nothing, and leave the file for ever."""
+async def test_name_at_refuses_location_of_another_kind_of_storage(storage: SnapshotStorage, tmp_path: Path) -> None:
+    """Otherwise, a deletion would look for the file in the wrong storage, and leave it in the other forever."""
     volume = SnapshotStorage(Volume(tmp_path), [KEY.to_public()])
     assert (storage.location(NAME), volume.location(NAME)) == (f"secrets/{NAME}", NAME)
-    for found in (storage, volume):
-        assert found.name_at(found.location(NAME)) == NAME
+    for candidate in (storage, volume):
+        assert candidate.name_at(candidate.location(NAME)) == NAME
     with pytest.raises(BackupFailed, match="is in Secrets, and the operator keeps snapshots in a bucket or a volume"):
         volume.name_at(storage.location(NAME))
     with pytest.raises(BackupFailed, match="is in a bucket or a volume, and the operator keeps snapshots in Secrets"):

@@ -1,4 +1,4 @@
-"""The storage of snapshots may hang: it takes no threads of others, and is given up."""
+"""Storage of snapshots that hangs: its calls use their own threads, and time out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAME = "controlplane-acme-uid.age"
 
 
 class Hanging(Volume):
-    """Hangs in one of its methods until it is released; knows the threads that used it."""
+    """Hangs in method `hangs_in` until it is released, and records the threads that use it."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -65,7 +65,7 @@ class Hanging(Volume):
 
 
 class _Pieces:
-    """A file of 100 pieces, of which the first comes when its storage is released."""
+    """A file of 100 pieces. The first read returns when the storage is released."""
 
     def __init__(self, storage: Hanging) -> None:
         self._storage = storage
@@ -90,16 +90,16 @@ def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging
     monkeypatch.setattr(snapshot_storage, "_IDLE_SECONDS", 0.2)
     monkeypatch.setattr(snapshot_storage, "_REMOVAL_SECONDS", 0.2)
     monkeypatch.setattr(snapshot_storage, "_END_SECONDS", 0.01)
-    found = Hanging(tmp_path)
-    yield found
-    found.released.set()
+    volume = Hanging(tmp_path)
+    yield volume
+    volume.released.set()
 
 
 @pytest.fixture
 def storage(hanging: Hanging) -> Iterator[SnapshotStorage]:
-    found = SnapshotStorage(hanging, [KEY.to_public()])
-    with contextlib.closing(found):
-        yield found
+    instance = SnapshotStorage(hanging, [KEY.to_public()])
+    with contextlib.closing(instance):
+        yield instance
 
 
 async def save(storage: SnapshotStorage) -> Saved:
@@ -111,20 +111,20 @@ async def read(storage: SnapshotStorage, saved: Saved) -> int:
     return sum([len(pairs) async for pairs in opened.pairs()])
 
 
-async def test_it_is_used_by_threads_of_its_own(hanging: Hanging, storage: SnapshotStorage) -> None:
-    """DNS and TLS of all connections need those of asyncio."""
+async def test_storage_is_used_by_its_own_threads_only(hanging: Hanging, storage: SnapshotStorage) -> None:
+    """DNS and TLS of all connections need the threads of asyncio."""
     assert await read(storage, await save(storage)) == 1
     assert {name.rpartition("_")[0] for name in hanging.threads} == {"snapshots"}
 
 
 @pytest.mark.parametrize("method", ["remove", "writer", "reader"])
-async def test_a_snapshot_fails_if_it_hangs_and_succeeds_later(
+async def test_save_fails_while_storage_hangs_and_succeeds_later(
     method: str, hanging: Hanging, storage: SnapshotStorage, eventually: Callable[..., Awaitable[Any]]
 ) -> None:
     hanging.hangs_in = method
     with pytest.raises(BackupFailed, match=r"the storage did not answer within .* seconds; check the storage"):
         await save(storage)
-    # Its thread may still write or delete that file, and no other one writes it meanwhile.
+    # The thread of the hanging call may still write or delete that file, so that no other thread may write it.
     with pytest.raises(BackupFailed, match=f"the storage has not ended earlier work on {NAME}"):
         await save(storage)
 
@@ -137,15 +137,15 @@ async def test_a_snapshot_fails_if_it_hangs_and_succeeds_later(
         except BackupFailed as error:
             return str(error)
 
-    found = await eventually(saved, lambda told: isinstance(told, Saved))
-    assert isinstance(found, Saved)
-    assert await read(storage, found) == 1
+    result = await eventually(saved, lambda told: isinstance(told, Saved))
+    assert isinstance(result, Saved)
+    assert await read(storage, result) == 1
 
 
-async def test_one_that_is_cancelled_while_it_is_read_again_leaves_nothing(
+async def test_save_cancelled_during_its_check_leaves_no_file(
     hanging: Hanging, storage: SnapshotStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread ends with its next piece, however large the file is."""
+    """The thread ends after the next piece, however large the file is."""
     monkeypatch.setattr(snapshot_storage, "_IDLE_SECONDS", 60.0)
     monkeypatch.setattr(snapshot_storage, "_END_SECONDS", 60.0)
     hanging.hangs_in = "read"
@@ -159,11 +159,11 @@ async def test_one_that_is_cancelled_while_it_is_read_again_leaves_nothing(
     assert os.listdir(tmp_path) == []
 
 
-async def test_a_restore_fails_if_it_hangs(hanging: Hanging, storage: SnapshotStorage) -> None:
+async def test_read_fails_while_storage_hangs_and_succeeds_later(hanging: Hanging, storage: SnapshotStorage) -> None:
     saved = await save(storage)
     hanging.hangs_in = "reader"
     with pytest.raises(BackupFailed, match="the storage did not answer"):
         await read(storage, saved)
-    # It keeps no further restore from the file.
+    # The hanging read does not block later reads of the file.
     hanging.hangs_in = ""
     assert await read(storage, saved) == 1
