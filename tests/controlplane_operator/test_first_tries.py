@@ -56,6 +56,13 @@ def test_failure_is_told_by_its_reason_after_tries_and_time(
     assert told(tries, clock, *times) == [Reason.PROVISIONING] * waits + [Reason.ETCD_UNAVAILABLE]
 
 
+def test_refused_certificate_is_a_wait_at_first(tries: FirstTries, clock: Clock) -> None:
+    refused = ConditionError(Reason.CERTIFICATE_INVALID, "certificate not signed by the CA of the kubeconfig")
+    assert told(tries, clock, 0, 0.2, 1, 3, 11, failure=refused) == [Reason.BOOTSTRAPPING] * 4 + [
+        Reason.CERTIFICATE_INVALID
+    ]
+
+
 def test_first_tries_keep_the_message_of_the_failure(tries: FirstTries) -> None:
     assert tries.judge(_KEY, _FULL).message == _FULL.message
 
