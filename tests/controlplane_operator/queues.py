@@ -1,4 +1,4 @@
-"""Takes keys from a queue as a worker does."""
+"""Takes keys from a work queue as a worker does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kplane.provider.controllers.queue import FairQueue
 
 
 async def taken(queue: FairQueue[Key]) -> Key:
-    """Wait for the next key; `queue.done(key)` must follow."""
+    """Wait for the next key. The caller must call `queue.done(key)` afterwards."""
     ready = asyncio.Event()
     queue.on_ready(ready.set)
     try:

@@ -1,4 +1,4 @@
-"""Puts a running API server back to what it was, in etcd: its caches follow, and no process starts."""
+"""Resets a running API server through its keys in etcd. Its caches follow, and no process restarts."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _numbers = itertools.count(1)
 async def reset_api_server(
     client: Client, *, etcd: data.Client, prefix: str, template: data.Template, eventually: Eventually
 ) -> None:
-    """Put the keys back to the template, and wait until the API server acts on them. `client` is its administrator."""
-    changed = await data.reset(etcd, prefix, template)
-    for *_, kind, name in (key.decode().split("/") for key in changed.deleted):
-        # The parts of the API server that follow its objects by watches of their own.
+    """Reset the keys to the template, and wait until the API server acts on them. `client` is an administrator."""
+    changes = await data.reset(etcd, prefix, template)
+    for *_, kind, name in (key.decode().split("/") for key in changes.deleted):
+        # These parts of the API server follow their objects through separate watches.
         if kind == NAMESPACES.plural:
             await eventually(lambda name=name: _is_unknown(client, namespace=name))
         elif kind == CUSTOM_RESOURCE_DEFINITIONS.plural:
             plural, _, group = name.partition(".")
             await eventually(lambda group=group, plural=plural: _is_not_served(client, group=group, plural=plural))
-    # It hears of bindings in their order: once it knows the last one, it has forgotten those that are gone.
+    # The authorizer receives bindings in order: once it knows the last binding, the deleted bindings are forgotten.
     user = f"reset-{next(_numbers)}"
     body = {
         "metadata": {"name": "reset"},

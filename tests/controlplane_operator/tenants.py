@@ -1,4 +1,4 @@
-"""An etcd for tenants and API servers on it, of the components that the operator runs."""
+"""A shared etcd and API servers of tenants, built from the operator's components."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ Eventually = Callable[..., Awaitable[Any]]
 @dataclass(frozen=True)
 class SharedEtcd:
     runtime: ProcessRuntime
-    """Runs the etcd. It belongs to the event loop of the fixture."""
+    """Runtime of the etcd. Belongs to the event loop of the fixture."""
     component: Component
     address: Address
     authority: KeyPair
     url: str
     keyspace: Keyspace
-    """Its connection belongs to the event loop of the first call; `close` ends that."""
+    """The connection belongs to the event loop of the first call. `close` closes the connection."""
     directory: Path
-    """The client certificates of users, each in a directory."""
+    """Client certificates of users, a subdirectory for each user."""
 
     @contextlib.asynccontextmanager
     async def client(self, user: str) -> AsyncIterator[Client]:
@@ -67,7 +67,7 @@ class Tenant:
     administrator: ClusterConfig
     authorities: TenantAuthorities
     describe: Callable[[dt.datetime], Component]
-    """The component as it is to be at some time."""
+    """Returns the component as of a given time."""
 
 
 async def start_etcd(runtime: ProcessRuntime, *, directory: Path, eventually: Eventually) -> SharedEtcd:
@@ -82,20 +82,20 @@ async def start_etcd(runtime: ProcessRuntime, *, directory: Path, eventually: Ev
     users = directory / "users"
     users.mkdir()
     keyspace = Keyspace(client_url(address), credentials=users / "root")
-    made = SharedEtcd(runtime, etcd, address, authority, client_url(address), keyspace, users)
-    async with made.client("root"):
+    shared = SharedEtcd(runtime, etcd, address, authority, client_url(address), keyspace, users)
+    async with shared.client("root"):
         await keyspace.ensure_authentication()
-    return made
+    return shared
 
 
 @contextlib.asynccontextmanager
 async def running_etcd(binaries: Binaries, *, directory: Path, eventually: Eventually) -> AsyncIterator[SharedEtcd]:
-    """Run an etcd in a runtime of its own, with whatever else a test starts there."""
+    """Run an etcd in a separate runtime. At the end, delete all components of that runtime."""
     async with ProcessRuntime(directory / "runtime", programs=binaries.directories) as runtime:
         try:
-            made = await start_etcd(runtime, directory=directory, eventually=eventually)
-            await made.keyspace.close()
-            yield made
+            shared = await start_etcd(runtime, directory=directory, eventually=eventually)
+            await shared.keyspace.close()
+            yield shared
         finally:
             await delete_all(runtime)
 
@@ -103,7 +103,7 @@ async def running_etcd(binaries: Binaries, *, directory: Path, eventually: Event
 async def start_api_server(
     runtime: ProcessRuntime, path: str, *, shared: SharedEtcd, eventually: Eventually, read_only: bool = False
 ) -> Tenant:
-    """Start an API server whose keys are below a path of the etcd. With `read_only`, there are keys already."""
+    """Start an API server with its keys below a path of the etcd. With `read_only`, the keys exist already."""
     name = f"apiserver-{path}"
     await shared.keyspace.grant(path, prefix=key_prefix(path), read_only=read_only)
     address = await runtime.reserve(name, ports=API_SERVER_PORTS)
@@ -111,8 +111,8 @@ async def start_api_server(
     first = TenantCertificates.renewed(None, **_wanted(shared, authorities, address, path))
 
     def describe(now: dt.datetime) -> Component:
-        wanted = _wanted(shared, authorities, address, path)
-        certificates = TenantCertificates.renewed(first, **(wanted | {"now": now}))
+        settings = _wanted(shared, authorities, address, path)
+        certificates = TenantCertificates.renewed(first, **(settings | {"now": now}))
         component = api_server_component(
             name,
             address=address,
@@ -143,7 +143,7 @@ async def until_ready(runtime: ProcessRuntime, name: str, *, eventually: Eventua
 
 
 async def delete_all(runtime: ProcessRuntime) -> None:
-    """Delete every component, the etcd last: an API server without its etcd takes all of its grace to end."""
+    """Delete every component, the etcd last: without etcd, an API server stops only after its whole grace period."""
     for name in sorted(runtime.names(), key=lambda name: name == "shared-etcd"):
         await runtime.delete(name)
 
@@ -160,7 +160,7 @@ def _wanted(shared: SharedEtcd, authorities: TenantAuthorities, address: Address
 
 
 async def opens_peer_port(address: Address, *, ca: bytes, pair: KeyPair, directory: Path) -> bool:
-    """Whether an etcd answers who comes with this certificate to the port of its peers."""
+    """Return whether the peer port of an etcd accepts a client with this certificate."""
     pem = directory / "peer.pem"
     pem.unlink(missing_ok=True)
     write_private(pem, content=pair.certificate + pair.key)

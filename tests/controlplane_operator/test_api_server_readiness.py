@@ -1,4 +1,4 @@
-"""A control plane is published when its API server has bootstrapped its data, or finds them so."""
+"""Readiness of an API server before publication: its data must be bootstrapped."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def _control_plane(version: str | None = None) -> ControlPlane:
 @pytest.mark.parametrize(
     ("former", "present", "fresh", "bootstrapped"),
     [
-        (None, "1.36.3", False, False),  # nothing, or what a former control plane has left
+        (None, "1.36.3", False, False),  # no data, or data of a former control plane
         (None, "1.36.3", True, True),  # a copy of a template
-        ("v1.36.3", "1.36.3", False, True),  # it wakes
+        ("v1.36.3", "1.36.3", False, True),  # the control plane wakes
         ("v1.36.3+vendor", "v1.36.3", False, True),
         ("v1.36.2", "1.36.3", False, False),
         ("v1.36.3", "1.37.0", False, False),
@@ -36,7 +36,7 @@ def _control_plane(version: str | None = None) -> ControlPlane:
         ("unknown", "1.36.3", False, True),
     ],
 )
-def test_data_are_bootstrapped_by_an_api_server_of_their_version(
+def test_is_bootstrapped_for_same_version_or_fresh_copy(
     former: str | None, present: str | None, fresh: bool, bootstrapped: bool
 ) -> None:
     assert is_bootstrapped(_control_plane(former), version=present, fresh=fresh) is bootstrapped
@@ -44,7 +44,7 @@ def test_data_are_bootstrapped_by_an_api_server_of_their_version(
 
 @asynccontextmanager
 async def _api_server(codes: Iterator[int], *, directory: Path) -> AsyncIterator[ClusterConfig]:
-    """Answer `/readyz`, and nothing else, with these codes."""
+    """Serve `/readyz` with these status codes in turn, and 404 for each other path."""
     authority = create_authority("acme")
     pair = issue_serving(authority, common_name="acme", hosts=["127.0.0.1"])
     pem = directory / "server.pem"
@@ -66,7 +66,9 @@ async def _api_server(codes: Iterator[int], *, directory: Path) -> AsyncIterator
         await runner.cleanup()
 
 
-async def test_it_waits_for_one_that_is_about_to_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_check_bootstrapped_polls_readyz_until_status_200(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(readiness, "_POLL_SECONDS", 0.001)
     codes = iter((500, 500, 200))
     async with _api_server(codes, directory=tmp_path) as config:
@@ -75,7 +77,7 @@ async def test_it_waits_for_one_that_is_about_to_write(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("published", "reason"), [(False, "Provisioning"), (True, "APIServerNotReady")])
-async def test_it_says_that_it_waits(
+async def test_check_bootstrapped_raises_waiting_reason_after_patience(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, published: bool, reason: str
 ) -> None:
     monkeypatch.setattr(readiness, "_PATIENCE_SECONDS", 0.2)

@@ -1,4 +1,4 @@
-"""What is known of a control plane whose first pass was cut off before its status."""
+"""State of a control plane whose first reconcile ended before its status was written."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def namespace(uid: str = "1", *, adopted: bool = False) -> dict[str, Any]:
     return {"metadata": metadata}
 
 
-def test_a_new_one_is_recorded_by_its_namespace() -> None:
+def test_new_control_plane_needs_no_record() -> None:
     assert not needs_record(control_plane(), namespace=None)
 
 
@@ -54,26 +54,28 @@ def test_a_new_one_is_recorded_by_its_namespace() -> None:
     ],
     ids=["begun", "recorded", "known", "adopts data", "restored"],
 )
-def test_any_other_one_is_recorded_by_its_status(found: ControlPlane, known: dict[str, Any] | None) -> None:
+def test_begun_adopting_or_restored_control_plane_needs_record(
+    found: ControlPlane, known: dict[str, Any] | None
+) -> None:
     assert needs_record(found, namespace=known)
 
 
 @pytest.mark.parametrize("adopted", [False, True])
-def test_the_namespace_says_what_was_begun_and_where(*, adopted: bool) -> None:
+def test_with_beginning_restores_path_or_address_from_namespace(*, adopted: bool) -> None:
     edited = control_plane(virtual={"clusterPath": "edited"})
-    found = with_beginning(edited, namespace=namespace(adopted=adopted)).status
-    managed = find_condition(found.conditions, MANAGED)
+    status = with_beginning(edited, namespace=namespace(adopted=adopted)).status
+    managed = find_condition(status.conditions, MANAGED)
     assert managed is not None
-    assert (found.cluster_path, found.claimed_address, managed.status) == (
+    assert (status.cluster_path, status.claimed_address, managed.status) == (
         (None, _ADDRESS, "False") if adopted else ("acme-path", None, "True")
     )
 
 
 @pytest.mark.parametrize("known", [None, namespace("2"), namespace("2", adopted=True), {"metadata": {"name": "x"}}])
-def test_the_namespace_of_another_says_nothing(known: dict[str, Any] | None) -> None:
+def test_with_beginning_ignores_missing_or_foreign_namespace(known: dict[str, Any] | None) -> None:
     assert with_beginning(control_plane(), namespace=known) == control_plane()
 
 
-def test_the_status_counts_from_when_it_is_there() -> None:
+def test_with_beginning_keeps_recorded_status() -> None:
     recorded = control_plane(status={"deletionPolicy": "Retain", "clusterPath": "acme"})
     assert with_beginning(recorded, namespace=namespace()) == recorded

@@ -1,4 +1,4 @@
-"""A missing role takes no access from a published control plane. The API server is a fake that stores bindings."""
+"""Bootstrap of a control plane whose administrator role is missing. A fake API server stores bindings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONTROLLERS = Subject("User", "controllers")
 
 
 class FakeTenant:
-    """Stores ClusterRoleBindings, has the ClusterRoles `roles`, and has each other object."""
+    """Fake API server: stores ClusterRoleBindings, has the ClusterRoles `roles`, and has all other objects."""
 
     def __init__(self, *roles: str) -> None:
         self.roles = set(roles)
@@ -53,7 +53,7 @@ async def set_up(tenant: FakeTenant, admin: Subject, role: str, *, published: bo
 
 
 @pytest.mark.parametrize("admin", [_CERTIFICATE, ADMIN_ACCOUNT], ids=["same subject", "other auth.model"])
-async def test_published_administrator_keeps_former_role_until_new_one_exists(admin: Subject) -> None:
+async def test_published_administrator_keeps_former_role_until_new_exists(admin: Subject) -> None:
     tenant = FakeTenant("edit")
     await set_up(tenant, _CERTIFICATE, "edit")
     with pytest.raises(RoleMissing, match="keeps ClusterRole edit until then"):

@@ -1,4 +1,4 @@
-"""A class that is gone is followed as it was, and told to be gone."""
+"""Class in force of a control plane: a deleted or refused class stays in force as it was last read."""
 
 from __future__ import annotations
 
@@ -43,37 +43,37 @@ def remembering(spec: dict[str, Any] = SPEC, *, published: bool = False) -> dict
     return {"rememberedClass": memory.model_dump(mode="json", by_alias=True), **endpoint}
 
 
-def test_everything_that_a_class_says_is_remembered() -> None:
-    there = class_in_force(control_plane(), classes=classes(gold=SPEC))
-    gone = class_in_force(control_plane(status=remembering()), classes=classes())
-    assert there.lost is None
-    assert gone.lost is not None
-    assert gone.lost.reason == "ClassNotFound"
-    assert there.chosen is not None
-    assert gone.chosen is not None
-    assert gone.chosen.spec == there.chosen.spec
-    # Else the status would be written again and again.
-    assert gone.remembered() == there.remembered()
+def test_deleted_class_stays_in_force_with_its_whole_spec() -> None:
+    present = class_in_force(control_plane(), classes=classes(gold=SPEC))
+    deleted = class_in_force(control_plane(status=remembering()), classes=classes())
+    assert present.lost is None
+    assert deleted.lost is not None
+    assert deleted.lost.reason == "ClassNotFound"
+    assert present.chosen is not None
+    assert deleted.chosen is not None
+    assert deleted.chosen.spec == present.chosen.spec
+    # A different memory would make the operator write the status in each reconcile.
+    assert deleted.remembered() == present.remembered()
 
 
-def test_a_class_that_is_there_again_counts() -> None:
-    found = class_in_force(control_plane(status=remembering()), classes=classes(gold={"deletionPolicy": "Retain"}))
-    assert found.lost is None
-    assert found.chosen is not None
-    assert found.chosen.spec.deletion_policy == "Retain"
+def test_recreated_class_replaces_remembered_class() -> None:
+    in_force = class_in_force(control_plane(status=remembering()), classes=classes(gold={"deletionPolicy": "Retain"}))
+    assert in_force.lost is None
+    assert in_force.chosen is not None
+    assert in_force.chosen.spec.deletion_policy == "Retain"
 
 
-def test_until_another_class_can_be_followed_the_former_one_is() -> None:
-    one = control_plane("silver", remembering(published=True))
+def test_published_control_plane_keeps_former_class_until_new_exists() -> None:
+    acme = control_plane("silver", remembering(published=True))
     assert class_in_force(control_plane("silver", remembering()), classes=classes(gold={})).chosen is None
-    found = class_in_force(one, classes=classes(gold={}))
-    assert found.lost is not None
-    assert found.chosen is not None
-    assert (found.chosen.name, found.chosen.spec.deletion_policy) == ("gold", "Destroy")
-    told = find_condition(with_class_found(one, followed=found), CLASS_FOUND)
-    assert told is not None
-    assert "silver" in told.message
-    assert "gold" in told.message
+    in_force = class_in_force(acme, classes=classes(gold={}))
+    assert in_force.lost is not None
+    assert in_force.chosen is not None
+    assert (in_force.chosen.name, in_force.chosen.spec.deletion_policy) == ("gold", "Destroy")
+    condition = find_condition(with_class_found(acme, followed=in_force), CLASS_FOUND)
+    assert condition is not None
+    assert "silver" in condition.message
+    assert "gold" in condition.message
     assert class_in_force(control_plane(None, remembering()), classes=classes(gold=SPEC)).chosen is None
 
 
@@ -84,94 +84,94 @@ def test_until_another_class_can_be_followed_the_former_one_is() -> None:
         ({"auth": {"model": "x509"}}, "AuthModelNotSupported"),
     ],
 )
-def test_a_class_that_is_made_stricter_ends_nothing(edited: dict[str, Any], reason: str) -> None:
+def test_refusing_class_edit_leaves_published_control_plane_as_is(edited: dict[str, Any], reason: str) -> None:
     external = {"mode": "Dedicated", "endpointRef": {"name": "theirs"}}
     before = {"auth": {"lifetime": "90m"}}
     for published in (True, False):
-        one = control_plane(status=remembering(before, published=published), **external)
-        found = class_in_force(one, classes=classes(gold=edited))
-        assert found.lost is not None
-        assert found.lost.reason == reason
+        acme = control_plane(status=remembering(before, published=published), **external)
+        in_force = class_in_force(acme, classes=classes(gold=edited))
+        assert in_force.lost is not None
+        assert in_force.lost.reason == reason
         if published:
-            assert found.remembered() == class_in_force(one, classes=classes(gold=before)).remembered()
+            assert in_force.remembered() == class_in_force(acme, classes=classes(gold=before)).remembered()
         else:
-            assert found.chosen is None
+            assert in_force.chosen is None
 
 
-def test_control_plane_keeps_its_schedule_while_that_of_the_class_is_invalid() -> None:
-    good: dict[str, Any] = {"schedule": "23 */6 * * *", "retain": 5}
+def test_invalid_schedule_of_class_keeps_former_schedule() -> None:
+    schedule: dict[str, Any] = {"schedule": "23 */6 * * *", "retain": 5}
     typo: dict[str, Any] = {"schedule": "99 * * * *", "retain": 2}
     after: dict[str, Any] = {"snapshots": typo, "auth": {"lifetime": "90m"}}
     edited = classes(gold=after)
-    before: dict[str, Any] = {"snapshots": good}
-    one = control_plane(status=remembering(before, published=True))
-    found = class_in_force(one, classes=edited)
-    assert found.lost is None
-    assert found.chosen is not None
-    assert found.chosen.spec.snapshots is not None
-    assert (found.chosen.spec.snapshots.schedule, found.chosen.spec.snapshots.retain) == ("23 */6 * * *", 5)
-    # Everything else of the class counts, and the former schedule is remembered further.
-    assert found.chosen.spec.auth.lifetime == "90m"
-    remembered = found.remembered()
+    before: dict[str, Any] = {"snapshots": schedule}
+    acme = control_plane(status=remembering(before, published=True))
+    in_force = class_in_force(acme, classes=edited)
+    assert in_force.lost is None
+    assert in_force.chosen is not None
+    assert in_force.chosen.spec.snapshots is not None
+    assert (in_force.chosen.spec.snapshots.schedule, in_force.chosen.spec.snapshots.retain) == ("23 */6 * * *", 5)
+    # The other fields of the class apply, and the former schedule stays remembered.
+    assert in_force.chosen.spec.auth.lifetime == "90m"
+    remembered = in_force.remembered()
     assert remembered is not None
-    assert remembered.spec["snapshots"] == good
-    corrected = class_in_force(one, classes=classes(gold={"snapshots": {"schedule": "1 1 * * *"}})).chosen
+    assert remembered.spec["snapshots"] == schedule
+    corrected = class_in_force(acme, classes=classes(gold={"snapshots": {"schedule": "1 1 * * *"}})).chosen
     assert corrected is not None
     assert corrected.spec.snapshots is not None
     assert corrected.spec.snapshots.schedule == "1 1 * * *"
 
 
 @pytest.mark.parametrize("before", [{}, {"snapshots": {"schedule": "99 * * * *", "retain": 2}}])
-def test_invalid_schedule_stays_when_there_was_no_valid_one(before: dict[str, Any]) -> None:
+def test_invalid_schedule_stays_without_former_valid_schedule(before: dict[str, Any]) -> None:
     edited = {"snapshots": {"schedule": "99 * * * *", "retain": 3}}
-    found = class_in_force(control_plane(status=remembering(before, published=True)), classes=classes(gold=edited))
-    assert found.chosen is not None
-    assert found.chosen.spec.snapshots is not None
-    assert found.chosen.spec.snapshots.retain == 3
+    in_force = class_in_force(control_plane(status=remembering(before, published=True)), classes=classes(gold=edited))
+    assert in_force.chosen is not None
+    assert in_force.chosen.spec.snapshots is not None
+    assert in_force.chosen.spec.snapshots.retain == 3
 
 
-def test_of_a_class_that_refuses_a_control_plane_the_deletion_policy_counts() -> None:
+def test_deletion_policy_of_refusing_class_applies() -> None:
     edited = {"modesAllowed": ["Dedicated"], "deletionPolicy": "Retain"}
-    one = control_plane(status=remembering(published=True))
-    alive = class_in_force(one, classes=classes(gold=edited))
-    told = find_condition(with_class_found(one, followed=alive), CLASS_FOUND)
-    assert told is not None
-    assert "with deletionPolicy Retain" in told.message
-    leaving = one.model_copy(
-        update={"metadata": one.metadata.model_copy(update={"deletion_timestamp": datetime.now(UTC)})}
+    acme = control_plane(status=remembering(published=True))
+    live_class = class_in_force(acme, classes=classes(gold=edited))
+    condition = find_condition(with_class_found(acme, followed=live_class), CLASS_FOUND)
+    assert condition is not None
+    assert "with deletionPolicy Retain" in condition.message
+    deleted_acme = acme.model_copy(
+        update={"metadata": acme.metadata.model_copy(update={"deletion_timestamp": datetime.now(UTC)})}
     )
-    for found in (alive, class_in_force(leaving, classes=classes(gold=edited))):
-        assert found.chosen is not None
-        assert found.chosen.spec.deletion_policy == "Retain"
-    # Also when it is gone afterwards.
-    memory = alive.remembered()
+    for in_force in (live_class, class_in_force(deleted_acme, classes=classes(gold=edited))):
+        assert in_force.chosen is not None
+        assert in_force.chosen.spec.deletion_policy == "Retain"
+    # The policy stays in force after the class is deleted.
+    memory = live_class.remembered()
     assert memory is not None
     assert memory.spec["deletionPolicy"] == "Retain"
     assert memory.spec["auth"] == SPEC["auth"]
 
 
-def test_a_class_that_says_what_is_not_understood_is_followed_as_it_was() -> None:
-    later = {"auth": {"model": "oidc"}}
-    found = class_in_force(control_plane(status=remembering()), classes=classes(gold=later))
-    assert found.chosen is not None
-    assert found.chosen.spec.auth.model == "x509"
-    new = class_in_force(control_plane(), classes=classes(gold=later))
-    assert new.chosen is None
-    for followed in (found, new):
+def test_class_that_fails_validation_stays_in_force_as_remembered() -> None:
+    unknown_spec = {"auth": {"model": "oidc"}}
+    in_force = class_in_force(control_plane(status=remembering()), classes=classes(gold=unknown_spec))
+    assert in_force.chosen is not None
+    assert in_force.chosen.spec.auth.model == "x509"
+    unremembered = class_in_force(control_plane(), classes=classes(gold=unknown_spec))
+    assert unremembered.chosen is None
+    for followed in (in_force, unremembered):
         assert followed.lost is not None
         assert followed.lost.reason == "ClassInvalid"
         assert "spec.auth.model" in followed.lost.message
 
 
-def test_it_is_told_while_the_class_is_gone_and_no_longer() -> None:
-    one = control_plane(status=remembering())
-    told = with_class_found(one, followed=class_in_force(one, classes=classes()))
-    condition = find_condition(told, CLASS_FOUND)
+def test_class_found_condition_exists_only_while_class_is_missing() -> None:
+    acme = control_plane(status=remembering())
+    conditions = with_class_found(acme, followed=class_in_force(acme, classes=classes()))
+    condition = find_condition(conditions, CLASS_FOUND)
     assert condition is not None
     assert (condition.status, condition.reason) == ("False", "ClassNotFound")
     assert "stays in force" in condition.message
-    one = one.model_copy(update={"status": one.status.model_copy(update={"conditions": told})})
-    assert with_class_found(one, followed=class_in_force(one, classes=classes(gold=SPEC))) == []
+    acme = acme.model_copy(update={"status": acme.status.model_copy(update={"conditions": conditions})})
+    assert with_class_found(acme, followed=class_in_force(acme, classes=classes(gold=SPEC))) == []
 
 
 @pytest.mark.parametrize(
@@ -184,20 +184,20 @@ def test_it_is_told_while_the_class_is_gone_and_no_longer() -> None:
         ("default", None, None),
     ],
 )
-def test_the_data_store_is_that_of_the_class_unless_the_control_plane_names_one(
+def test_data_store_of_spec_overrides_data_store_of_class(
     by_class: str | None, own: str | None, wanted: str | None
 ) -> None:
     def virtual(name: str | None) -> dict[str, Any]:
         return {"virtual": {"dataStoreRef": {"name": name}}} if name is not None else {}
 
     lives_there: dict[str, Any] = {"home": {"mode": "Virtual", "slot": 1, "dataStore": "pool-b"}}
-    one = control_plane(status=lives_there, **virtual(own))
-    chosen = class_in_force(one, classes=classes(gold=virtual(by_class))).chosen
-    asked = home_asked_for(one, chosen=chosen)
-    assert (asked.data_store, asked.slot) == (wanted, 0)
-    # Its components have other names in another home only.
-    assert wanted_home(one, chosen=chosen) == (
-        one.home if wanted == "pool-b" else Home(mode=ControlPlaneMode.VIRTUAL, slot=0, data_store=wanted)
+    acme = control_plane(status=lives_there, **virtual(own))
+    control_plane_class = class_in_force(acme, classes=classes(gold=virtual(by_class))).chosen
+    home = home_asked_for(acme, chosen=control_plane_class)
+    assert (home.data_store, home.slot) == (wanted, 0)
+    # Only another home gives components other names.
+    assert wanted_home(acme, chosen=control_plane_class) == (
+        acme.home if wanted == "pool-b" else Home(mode=ControlPlaneMode.VIRTUAL, slot=0, data_store=wanted)
     )
     dedicated = control_plane(mode="Dedicated")
-    assert home_asked_for(dedicated, chosen=chosen) == Home(mode=ControlPlaneMode.DEDICATED)
+    assert home_asked_for(dedicated, chosen=control_plane_class) == Home(mode=ControlPlaneMode.DEDICATED)

@@ -1,4 +1,4 @@
-"""What the status of a class counts and tells, and how often it is written."""
+"""Status of a ControlPlaneClass: its control planes, unserved fields, and the events that enqueue the class."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def gold(**auth: str) -> ControlPlaneClass:
     return ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": {"auth": auth}})
 
 
-def test_what_cannot_be_acted_on_is_told_with_the_control_planes_that_it_concerns() -> None:
+def test_unserved_names_model_and_role_with_affected_control_planes() -> None:
     users = [
         control_plane("a", adopted=True),
         control_plane("b", reason="RoleNotFound"),
@@ -60,22 +60,22 @@ def test_what_cannot_be_acted_on_is_told_with_the_control_planes_that_it_concern
     assert unserved(gold(model="token"), users=[users[0], users[2]]) == []
 
 
-def test_role_that_cannot_be_looked_for_is_told_with_the_sleepers_that_it_concerns() -> None:
+def test_unserved_names_unchecked_role_of_sleeping_control_planes() -> None:
     users = [control_plane("a"), control_plane("b", reason="RoleNotFound"), control_plane("c", asleep=True)]
     [missing, unknown] = unserved(gold(defaultRole="tenant-admin"), users=users)
     assert missing == "ClusterRole tenant-admin, auth.defaultRole, does not exist in control plane b"
     assert "ClusterRole tenant-admin, auth.defaultRole, was not looked for in sleeping control plane c" in unknown
-    # Each API server has this role.
+    # Each API server has ClusterRole edit.
     assert unserved(gold(defaultRole="edit"), users=[users[0], users[2]]) == []
 
 
-def test_a_default_service_that_nobody_serves_is_told() -> None:
+def test_unserved_names_unsupported_default_service() -> None:
     spec = {"defaultServices": ["Controllers", "workloads"]}
-    chosen = ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": spec})
-    assert unserved(chosen, users=[]) == ["nothing serves Workloads in defaultServices; remove it"]
+    control_plane_class = ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": spec})
+    assert unserved(control_plane_class, users=[]) == ["nothing serves Workloads in defaultServices; remove it"]
 
 
-def test_of_many_control_planes_a_few_are_named() -> None:
+def test_named_lists_five_control_planes_and_counts_the_rest() -> None:
     assert named([control_plane("a")]) == "control plane a"
     many = named([control_plane(f"t{number}") for number in range(200)])
     assert many == "control planes t0, t1, t2, t3, t4 and 195 more"
@@ -90,28 +90,28 @@ def wired(monkeypatch: pytest.MonkeyPatch) -> tuple[Stores, Queues]:
 
 
 async def given(queues: Queues, number: int) -> list[str]:
-    """Take so many keys out of the queue of classes, and those that come a little later."""
-    found: list[str] = []
+    """Take `number` keys from the queue of classes, and all keys that follow within 0.1 s."""
+    names: list[str] = []
 
     async def take() -> None:
         key = await taken(queues.classes)
-        found.append(key[1])
+        names.append(key[1])
         queues.classes.done(key)
 
     async with asyncio.timeout(10.0):
-        while len(found) < number:
+        while len(names) < number:
             await take()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(0.1):
             while True:
                 await take()
-    # On a busy machine a key may come in the moment that the time is over.
+    # On a busy machine, a key may arrive at the moment of the timeout.
     while len(queues.classes):
         await take()
-    return sorted(found)
+    return sorted(names)
 
 
-async def test_many_control_planes_at_once_are_one_look_at_their_class(wired: tuple[Stores, Queues]) -> None:
+async def test_changes_of_200_control_planes_enqueue_their_class_once(wired: tuple[Stores, Queues]) -> None:
     stores, queues = wired
     for number in range(200):
         stores.control_planes.apply(control_plane(f"t{number}"))
@@ -121,7 +121,7 @@ async def test_many_control_planes_at_once_are_one_look_at_their_class(wired: tu
     assert await given(queues, 1) == ["gold"]
 
 
-async def test_a_class_is_looked_at_for_what_its_status_tells_and_for_nothing_else(
+async def test_class_is_enqueued_only_for_changes_that_affect_its_status(
     wired: tuple[Stores, Queues],
 ) -> None:
     stores, queues = wired
@@ -137,7 +137,7 @@ async def test_a_class_is_looked_at_for_what_its_status_tells_and_for_nothing_el
     assert await given(queues, 1) == ["silver"]
 
 
-async def test_the_status_of_a_class_wakes_none_of_its_control_planes(wired: tuple[Stores, Queues]) -> None:
+async def test_class_status_change_enqueues_no_control_plane(wired: tuple[Stores, Queues]) -> None:
     stores, queues = wired
     stores.control_planes.apply(control_plane("a"))
     written = {"metadata": {"name": "gold", "uid": "gold", "resourceVersion": "5"}, "spec": {}}
@@ -156,7 +156,7 @@ async def test_the_status_of_a_class_wakes_none_of_its_control_planes(wired: tup
 
 
 class Written:
-    """Keeps what would have been written and posted."""
+    """Records written statuses and posted Events."""
 
     def __init__(self) -> None:
         self.status: Any = None
@@ -174,7 +174,7 @@ def class_object(version: int, uid: str = "first", **spec: Any) -> dict[str, Any
     return {"metadata": {"name": "gold", "uid": uid, "resourceVersion": str(version), "generation": 1}, "spec": spec}
 
 
-async def test_a_class_that_is_not_understood_says_so_and_is_counted() -> None:
+async def test_invalid_class_is_not_ready_and_counts_its_control_planes() -> None:
     stores, written = Stores(), Written()
     context: Any = SimpleNamespace(stores=stores, status=written, events=written)
     reconciler = ControlPlaneClassReconciler(context, bundles=Bundles(stores.bundles, namespace="kplane-system"))
@@ -187,7 +187,7 @@ async def test_a_class_that_is_not_understood_says_so_and_is_counted() -> None:
     assert written.status.control_planes == 1
 
 
-async def test_the_end_of_a_class_is_told_where_it_is_in_use_and_once() -> None:
+async def test_deletion_of_used_class_posts_one_warning() -> None:
     stores, written = Stores(), Written()
     context: Any = SimpleNamespace(stores=stores, status=written, events=written)
     reconciler = ControlPlaneClassReconciler(context, bundles=Bundles(stores.bundles, namespace="kplane-system"))
@@ -208,7 +208,7 @@ async def test_the_end_of_a_class_is_told_where_it_is_in_use_and_once() -> None:
     assert (reason, warning) == ("DeletedInUse", True)
     assert "control plane a" in message
 
-    # It was made anew before anybody looked.
+    # The class was deleted and created again before the next reconcile.
     stores.classes.apply(class_object(5))
     await reconciler.reconcile(key)
     stores.classes.remove(class_object(6))

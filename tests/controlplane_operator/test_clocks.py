@@ -1,4 +1,4 @@
-"""Times that a clock wrote while it was ahead, and the decisions that they must not hold up."""
+"""Timestamps of a clock that was ahead: they must not delay decisions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOW = datetime(2026, 11, 27, 12, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(-86400, False), (0, False), (60, False), (61, True)])
-def test_future_begins_after_the_difference_between_clocks(seconds: int, expected: bool) -> None:
+def test_is_future_tolerates_60_seconds_of_clock_skew(seconds: int, expected: bool) -> None:
     assert is_future(NOW + timedelta(seconds=seconds), now=NOW) is expected
 
 

@@ -1,4 +1,4 @@
-"""Which control plane has an adopted cluster: what kplane runs goes first, then the recorded one, then the older."""
+"""Claims of adopted clusters. Precedence: the control plane that kplane runs, then the recorded, then the older."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class World:
         self.claims.take(control_plane, cluster_uid=cluster, address=_AT)
 
     def refused(self, control_plane: ControlPlane, cluster: str, *, reason: str, message: str) -> None:
-        with pytest.raises(ConditionError, match=message) as told:
+        with pytest.raises(ConditionError, match=message) as refusal:
             self.take(control_plane, cluster)
-        assert told.value.reason == reason
+        assert refusal.value.reason == reason
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def world() -> World:
     return World()
 
 
-def test_take_refuses_cluster_that_was_granted_and_is_not_recorded_yet(world: World) -> None:
+def test_take_refuses_granted_cluster_before_it_is_recorded(world: World) -> None:
     first, older = world.stored("first", day=2), world.stored("older", day=1)
     world.take(first, "x")
     world.take(first, "x")
@@ -73,19 +73,19 @@ def test_take_refuses_recorded_cluster_after_restart(world: World) -> None:
 
 
 def test_take_grants_cluster_to_older_of_two_that_recorded_it(world: World) -> None:
-    """As after two objects were restored that came from two versions of the operator."""
+    """Such claims exist after a restore of two objects from two versions of the operator."""
     older, younger = world.stored("older", cluster="x", day=1), world.stored("younger", cluster="x", day=2)
     world.take(older, "x")
     world.refused(younger, "x", reason="EndpointInUse", message="control plane older has adopted this cluster")
 
 
-def test_take_refuses_cluster_that_kplane_runs_even_to_older_recorded_one(world: World) -> None:
+def test_take_refuses_cluster_that_kplane_runs_even_if_recorded(world: World) -> None:
     adopted = world.stored("adopted", cluster="x", day=1)
     world.stored("own", cluster="x", day=9, managed=True)
     world.refused(adopted, "x", reason="EndpointInUse", message="kplane runs it for control plane own;")
 
 
-def test_take_refuses_another_cluster_than_the_recorded_one(world: World) -> None:
+def test_take_refuses_cluster_other_than_the_recorded(world: World) -> None:
     adopted = world.stored("adopted", cluster="x")
     world.refused(adopted, "y", reason="ClusterChanged", message="has uid y, and the adopted cluster has x; nothing")
     world.take(world.stored("other"), "y")

@@ -1,4 +1,4 @@
-"""Data are destroyed by a policy that was in force, and by nothing else, whatever becomes of the class."""
+"""Deletion policy: only a Destroy that was in force destroys data, even if the class changes or is deleted."""
 
 from __future__ import annotations
 
@@ -51,45 +51,45 @@ def control_plane(
         (DESTROY, None, RETAIN, DESTROY),
     ],
 )
-def test_while_it_lives_the_spec_counts_then_the_class_then_what_was_in_force(
+def test_policy_of_prefers_spec_then_class_then_recorded_policy(
     spec: DeletionPolicy | None,
     in_force: DeletionPolicy | None,
     by_class: DeletionPolicy | None,
     expected: DeletionPolicy,
 ) -> None:
-    chosen = class_of(by_class) if by_class is not None else None
-    assert policy_of(control_plane(spec=spec, in_force=in_force), chosen=chosen) is expected
+    control_plane_class = class_of(by_class) if by_class is not None else None
+    assert policy_of(control_plane(spec=spec, in_force=in_force), chosen=control_plane_class) is expected
 
 
-def test_what_a_removal_began_with_holds_whatever_becomes_of_the_class() -> None:
+def test_policy_of_begun_removal_ignores_class_edits() -> None:
     for in_force, by_class in product((RETAIN, DESTROY), (*POLICIES, "gone")):
-        begun = control_plane(in_force=in_force, deleting=True, conditions=[DELETING])
-        chosen = class_of(DeletionPolicy(by_class) if by_class else None) if by_class != "gone" else None
-        assert policy_of(begun, chosen=chosen) is in_force
+        acme = control_plane(in_force=in_force, deleting=True, conditions=[DELETING])
+        control_plane_class = class_of(DeletionPolicy(by_class) if by_class else None) if by_class != "gone" else None
+        assert policy_of(acme, chosen=control_plane_class) is in_force
 
 
-def test_an_edit_that_may_have_come_after_the_deletion_never_destroys() -> None:
+def test_policy_of_deleting_retains_when_class_and_record_differ() -> None:
     for in_force, by_class in ((RETAIN, DESTROY), (DESTROY, RETAIN), (DESTROY, None)):
-        found = control_plane(in_force=in_force, deleting=True)
-        assert policy_of(found, chosen=class_of(by_class)) is RETAIN
-        assert is_unclear(found, chosen=class_of(by_class))
-    agreed = control_plane(in_force=DESTROY, deleting=True)
-    assert policy_of(agreed, chosen=class_of(DESTROY)) is DESTROY
-    assert not is_unclear(agreed, chosen=class_of(DESTROY))
-    own = control_plane(spec=DESTROY, in_force=RETAIN, deleting=True)
-    assert policy_of(own, chosen=class_of(RETAIN)) is DESTROY
-    assert not is_unclear(own, chosen=class_of(RETAIN))
+        conflict = control_plane(in_force=in_force, deleting=True)
+        assert policy_of(conflict, chosen=class_of(by_class)) is RETAIN
+        assert is_unclear(conflict, chosen=class_of(by_class))
+    agreement = control_plane(in_force=DESTROY, deleting=True)
+    assert policy_of(agreement, chosen=class_of(DESTROY)) is DESTROY
+    assert not is_unclear(agreement, chosen=class_of(DESTROY))
+    override = control_plane(spec=DESTROY, in_force=RETAIN, deleting=True)
+    assert policy_of(override, chosen=class_of(RETAIN)) is DESTROY
+    assert not is_unclear(override, chosen=class_of(RETAIN))
 
 
-def test_a_pause_is_no_beginning_of_a_removal() -> None:
-    paused = control_plane(in_force=DESTROY, deleting=True, phase="Terminating")
-    assert policy_of(paused, chosen=class_of(RETAIN)) is RETAIN
-    assert is_unclear(paused, chosen=class_of(RETAIN))
+def test_policy_of_paused_deletion_is_unclear_and_retains() -> None:
+    acme = control_plane(in_force=DESTROY, deleting=True, phase="Terminating")
+    assert policy_of(acme, chosen=class_of(RETAIN)) is RETAIN
+    assert is_unclear(acme, chosen=class_of(RETAIN))
 
 
 @dataclass(frozen=True)
 class World:
-    """A class and a control plane of it, and the operator's part of the control plane's status."""
+    """A class, a control plane of that class, and the status that the operator wrote."""
 
     by_class: DeletionPolicy | str | None = "gone"
     own: DeletionPolicy | None = None
@@ -97,20 +97,20 @@ class World:
     deleting: bool = False
 
     def control_plane(self) -> ControlPlane:
-        found = control_plane(spec=self.own, deleting=self.deleting)
-        return ControlPlane.model_validate({**found.model_dump(by_alias=True), "status": self.status})
+        acme = control_plane(spec=self.own, deleting=self.deleting)
+        return ControlPlane.model_validate({**acme.model_dump(by_alias=True), "status": self.status})
 
     def look(self) -> tuple[World, DeletionPolicy]:
-        """Do what the operator does at each look: find the class in force, decide, write both down."""
+        """Reconcile: find the class in force, decide the policy, and record both in the status."""
         classes = Store(CONTROL_PLANE_CLASSES)
         if self.by_class != "gone":
             spec = {"deletionPolicy": self.by_class} if self.by_class is not None else {}
             classes.apply({"metadata": {"name": "c", "resourceVersion": "1"}, "spec": spec})
-        found = self.control_plane()
-        followed = class_in_force(found, classes=classes)
+        acme = self.control_plane()
+        followed = class_in_force(acme, classes=classes)
         if not self.deleting and followed.chosen is None:
-            return self, RETAIN  # ClassNotFound, before anything is made or written down
-        policy = policy_of(found, chosen=followed.chosen)
+            return self, RETAIN  # ClassNotFound: the operator has not made or recorded any object
+        policy = policy_of(acme, chosen=followed.chosen)
         status: dict[str, Any] = {**self.status, "deletionPolicy": policy}
         if self.deleting:
             status["conditions"] = [DELETING]
@@ -129,17 +129,17 @@ CLASS_EDITS = st.tuples(st.just("by_class"), st.sampled_from([*POLICIES, "gone"]
 
 
 def follow(world: World, edits: list[tuple[str, Any]]) -> World:
-    for what, value in edits:
-        world = world.look()[0] if what == "look" else replace(world, **{what: value})
+    for action, value in edits:
+        world = world.look()[0] if action == "look" else replace(world, **{action: value})
     return world
 
 
 @settings(max_examples=400)
 @given(before=st.lists(EDITS, max_size=8), after=st.lists(CLASS_EDITS, max_size=4), seen=st.booleans())
-def test_deletion_keeps_to_the_policy_in_force(
+def test_deletion_uses_the_policy_in_force(
     before: list[tuple[str, Any]], after: list[tuple[str, Any]], *, seen: bool
 ) -> None:
-    """`seen`: the operator looked between the deletion and what became of the class after it."""
+    """With `seen`, the operator reconciled between the deletion and later edits of the class."""
     world = follow(World(by_class=DESTROY).look()[0], before)
     world, in_force = world.look()
     if world.by_class == "gone":
@@ -148,24 +148,24 @@ def test_deletion_keeps_to_the_policy_in_force(
     if seen:
         world = world.look()[0]
     world = follow(world, after)
-    begun, policy = world.look()
+    removal, policy = world.look()
     if seen or world.own is not None or not after:
         assert policy is in_force
     elif in_force is RETAIN:
-        # The operator was away: what was to be kept at the time of the deletion is kept.
+        # The operator was down. Retain was in force at the deletion, so the data stay.
         assert policy is RETAIN
     elif world.by_class == "gone":
-        # That the class is gone says nothing about what it said.
+        # The deleted class leaves the recorded policy in force.
         assert policy is DESTROY
     for _ in range(3):
-        begun, again = begun.look()
-        assert again is policy
+        removal, later_policy = removal.look()
+        assert later_policy is policy
 
 
 @given(edits=st.lists(st.one_of(EDITS, st.just(("deleting", True))), max_size=12))
-def test_nothing_is_destroyed_that_nobody_wanted_destroyed(edits: list[tuple[str, Any]]) -> None:
-    world, wanted = World(), False
-    for what, value in edits:
-        world = world.look()[0] if what == "look" else replace(world, **{what: value})
-        wanted = wanted or DESTROY in (world.by_class, world.own)
-    assert wanted or world.look()[1] is RETAIN
+def test_policy_is_retain_unless_spec_or_class_ever_set_destroy(edits: list[tuple[str, Any]]) -> None:
+    world, destroy_requested = World(), False
+    for action, value in edits:
+        world = world.look()[0] if action == "look" else replace(world, **{action: value})
+        destroy_requested = destroy_requested or DESTROY in (world.by_class, world.own)
+    assert destroy_requested or world.look()[1] is RETAIN

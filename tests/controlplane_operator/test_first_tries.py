@@ -1,4 +1,4 @@
-"""Failures that pass are told as waits, and failures that last by their own reason."""
+"""First failures of a start: reported as waiting, and by their own reason once they last."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FULL = ConditionError(Reason.ETCD_UNAVAILABLE, "etcd: no space left on device")
 
 
 class Clock:
-    """Shows the time that a test sets."""
+    """Clock with a time that the test sets."""
 
     now = 0.0
 
@@ -50,20 +50,20 @@ def tries(clock: Clock) -> FirstTries:
 @pytest.mark.parametrize(
     ("times", "waits"), [((0, 0.5, 1.5, 3.5, 7.5, 15.5), 5), ((0, 20, 40, 60), 3)], ids=["quick", "slow"]
 )
-def test_failure_is_told_by_its_reason_after_tries_and_time(
+def test_judge_reports_own_reason_after_tries_and_time(
     tries: FirstTries, clock: Clock, times: tuple[float, ...], waits: int
 ) -> None:
     assert told(tries, clock, *times) == [Reason.PROVISIONING] * waits + [Reason.ETCD_UNAVAILABLE]
 
 
-def test_refused_certificate_is_a_wait_at_first(tries: FirstTries, clock: Clock) -> None:
+def test_judge_reports_refused_certificate_as_wait_at_first(tries: FirstTries, clock: Clock) -> None:
     refused = ConditionError(Reason.CERTIFICATE_INVALID, "certificate not signed by the CA of the kubeconfig")
     assert told(tries, clock, 0, 0.2, 1, 3, 11, failure=refused) == [Reason.BOOTSTRAPPING] * 4 + [
         Reason.CERTIFICATE_INVALID
     ]
 
 
-def test_first_tries_keep_the_message_of_the_failure(tries: FirstTries) -> None:
+def test_judge_keeps_message_of_failure(tries: FirstTries) -> None:
     assert tries.judge(_KEY, _FULL).message == _FULL.message
 
 
@@ -75,7 +75,7 @@ def test_first_tries_keep_the_message_of_the_failure(tries: FirstTries) -> None:
         None,
     ],
 )
-def test_count_begins_anew_after_another_outcome(
+def test_judge_counts_from_zero_after_another_outcome(
     tries: FirstTries, clock: Clock, between: ConditionError | None
 ) -> None:
     told(tries, clock, 0, 1, 2)
@@ -86,21 +86,23 @@ def test_count_begins_anew_after_another_outcome(
     assert told(tries, clock, 20, 21, 22, 40) == [Reason.PROVISIONING] * 3 + [Reason.ETCD_UNAVAILABLE]
 
 
-def test_failure_that_the_status_tells_already_is_no_wait_after_a_restart(tries: FirstTries) -> None:
-    """Otherwise each change of the active operator would have two Events of each control plane that fails."""
+def test_judge_keeps_reason_that_status_already_has(tries: FirstTries) -> None:
+    """Otherwise each change of leader would post two Events for each failing control plane."""
     ready = {"type": "Ready", "status": "False", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
-    known, other = (Condition.model_validate(ready | {"reason": reason}) for reason in (_FULL.reason, "Provisioning"))
-    assert tries.judge(_KEY, _FULL, conditions=[known]) is _FULL
+    same_condition, other_condition = (
+        Condition.model_validate(ready | {"reason": reason}) for reason in (_FULL.reason, "Provisioning")
+    )
+    assert tries.judge(_KEY, _FULL, conditions=[same_condition]) is _FULL
     tries.forget(_KEY)
-    assert tries.judge(_KEY, _FULL, conditions=[other]).reason is Reason.PROVISIONING
+    assert tries.judge(_KEY, _FULL, conditions=[other_condition]).reason is Reason.PROVISIONING
 
 
-def test_failures_of_one_control_plane_do_not_count_for_another(tries: FirstTries, clock: Clock) -> None:
+def test_judge_counts_failures_of_each_control_plane_apart(tries: FirstTries, clock: Clock) -> None:
     told(tries, clock, 0, 5, 10, 15)
     assert tries.judge(("", "other"), _FULL).reason is Reason.PROVISIONING
 
 
-def test_failure_that_a_person_mends_is_told_at_once(tries: FirstTries) -> None:
+def test_judge_reports_user_error_at_once(tries: FirstTries) -> None:
     typo = ConditionError(Reason.CLASS_NOT_FOUND, "no class")
     assert tries.judge(_KEY, typo) is typo
 
@@ -133,7 +135,7 @@ def test_start_error_names_the_part_that_fails_until_published(
         (Phase.ABSENT, 0, False),
     ],
 )
-def test_component_that_ends_by_itself_is_crashing(phase: Phase, restarts: int, crashing: bool) -> None:
+def test_is_crashing_after_two_restarts_backoff_or_exit(phase: Phase, restarts: int, crashing: bool) -> None:
     assert is_crashing(ComponentState(name="a", phase=phase, restarts=restarts)) is crashing
 
 
@@ -144,14 +146,14 @@ def test_component_that_ends_by_itself_is_crashing(phase: Phase, restarts: int, 
         (ComponentState(name="a", phase=Phase.STARTING), "Provisioning"),
     ],
 )
-async def test_component_that_crashes_is_no_wait(state: ComponentState, reason: str) -> None:
+async def test_check_ready_reports_start_failed_only_for_crash(state: ComponentState, reason: str) -> None:
     runtime: Any = SimpleNamespace(state=lambda _: state)
     with pytest.raises(ConditionError) as caught:
         await check_ready(runtime, "a", what="kube-apiserver", published=False)
     assert (caught.value.reason, state.message in caught.value.message) == (reason, True)
 
 
-async def test_claim_of_a_prefix_names_an_etcd_that_does_not_answer() -> None:
+async def test_prefix_claim_raises_etcd_unavailable_when_etcd_fails() -> None:
     keyspace = SimpleNamespace(claim=AsyncMock(side_effect=KeyspaceError("etcd: no space left on device")))
     access: Any = SimpleNamespace(is_granted=lambda _: False)
     shared: Any = SimpleNamespace(keyspace=keyspace)

@@ -1,4 +1,4 @@
-"""Under which addresses a control plane is published, and whom its clients trust there."""
+"""Published addresses of a control plane, with and without the gateway, and the CAs that its clients trust."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ BY_PATH, BY_HOST = "https://api.example.org:8443/clusters/acme/control-plane", "
 
 
 def _context(gateway: Gateway | None, *others: dict[str, Any]) -> OperatorContext:
-    """As `OperatorContext`, with these control planes, each of which wants the path `acme`."""
+    """Return a fake `OperatorContext`. Each control plane of `others` wants path `acme`."""
     control_planes = SimpleNamespace(by=lambda index, value: others if (index, value) == ("path", "acme") else ())
     return cast(
         "OperatorContext", SimpleNamespace(gateway=gateway, stores=SimpleNamespace(control_planes=control_planes))
@@ -77,13 +77,13 @@ def published(
     status = {"endpoints": [{"type": "External", "url": URL}]} if at_gateway_before else {}
     metadata = {"name": "acme", "uid": "1"}
     control_plane = ControlPlane.model_validate({"metadata": metadata, "spec": spec, "status": status})
-    chosen = None
+    control_plane_class = None
     if by_class is not None or style_by_class is not None:
         fields = {"endpointPolicy": by_class, "endpointStyle": style_by_class}
-        chosen = ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": fields})
+        control_plane_class = ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": fields})
     provision = Provision(OWN, administrator=ClusterConfig(server=OWN.internal), authorities=None)
     context = _context(gateway, *others)
-    return at_gateway(context, control_plane, provision=provision, chosen=chosen).addresses
+    return at_gateway(context, control_plane, provision=provision, chosen=control_plane_class).addresses
 
 
 @pytest.mark.parametrize(
@@ -99,11 +99,11 @@ def published(
         ("Own", {"mode": "Dedicated", "endpointPolicy": "Both"}, URL, OWN.join),
     ],
 )
-def test_spec_and_class_choose_the_addresses(
+def test_at_gateway_uses_endpoint_policy_of_spec_over_class(
     by_class: str | None, spec: dict[str, Any], external: str, join: str
 ) -> None:
-    found = published(GATEWAY, by_class=by_class, **spec)
-    assert (found.internal, found.external, found.join) == (OWN.internal, external, join)
+    addresses = published(GATEWAY, by_class=by_class, **spec)
+    assert (addresses.internal, addresses.external, addresses.join) == (OWN.internal, external, join)
 
 
 @pytest.mark.parametrize(
@@ -122,14 +122,14 @@ def test_spec_and_class_choose_the_addresses(
         (None, "HostName", {"virtual": {"clusterPath": "house"}}, *["https://house.cp.example.org:8443"] * 2),
     ],
 )
-def test_spec_and_class_choose_the_style(
+def test_at_gateway_uses_endpoint_style_of_spec_over_class(
     by_class: str | None, style_by_class: str | None, spec: dict[str, Any], external: str, join: str
 ) -> None:
-    found = published(NAMED, by_class=by_class, style_by_class=style_by_class, **spec)
-    assert (found.internal, found.external, found.join) == (OWN.internal, external, join)
+    addresses = published(NAMED, by_class=by_class, style_by_class=style_by_class, **spec)
+    assert (addresses.internal, addresses.external, addresses.join) == (OWN.internal, external, join)
 
 
-def test_a_host_name_needs_a_domain_and_a_gateway() -> None:
+def test_host_name_style_is_refused_without_domain_or_gateway() -> None:
     assert NAMED.host_address("acme.cp.example.org") == BY_HOST
     assert not NAMED.serves(BY_HOST)
     with pytest.raises(ConditionError, match="start the operator with --gateway-domain, or set") as refused:
@@ -149,7 +149,7 @@ def test_a_host_name_needs_a_domain_and_a_gateway() -> None:
         ("cp.example.org", "https://acme.cp.example.org:8443", "https://acme.cp.example.org:8443", None),
         ("notlocalhost", "https://acme.notlocalhost:8443", "https://acme.notlocalhost:8443", None),
         (None, "https://acme.localhost:8443", "https://acme.localhost:8443", None),
-        # Addresses of others, by chance below the domain.
+        # Foreign addresses that happen to be below the domain.
         ("localhost", "https://acme.localhost:6443", "https://acme.localhost:6443", None),
         ("localhost", "https://acme.localhost:8443/path", "https://acme.localhost:8443/path", None),
         ("localhost", *["https://127.0.0.1:8443/clusters/a/control-plane"] * 2, None),
@@ -174,7 +174,7 @@ async def test_only_external_kubeconfig_names_gateway_and_host_name() -> None:
     secrets = SimpleNamespace(get=lambda _: None, apply=lambda _: None)
     client, stores = SimpleNamespace(create=create), SimpleNamespace(secrets=secrets)
     context: Any = SimpleNamespace(gateway=gateway, client=client, stores=stores)
-    one = ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "1"}, "spec": {}})
+    acme = ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "1"}, "spec": {}})
     url = "https://acme.localhost:8443"
     ca, gateway.ca = create_authority("acme").certificate, create_authority("gateway").certificate
     administrator = ClusterConfig(server=OWN.internal, ca_data=ca, proxy="http://10.0.0.9:3128")
@@ -182,12 +182,12 @@ async def test_only_external_kubeconfig_names_gateway_and_host_name() -> None:
     now = datetime.now(UTC)
     identity = Identity(renew_at=now, expires_at=now, token="t")
     credentials = Credentials(admin=identity, controllers=identity, version="v1.36.3")
-    await write_secrets(context, one, provision=provision, credentials=credentials)
+    await write_secrets(context, acme, provision=provision, credentials=credentials)
     [admin] = [data for data in written.values() if KUBECONFIG_EXTERNAL_KEY in data]
     external, internal = (
         ClusterConfig.from_kubeconfig(admin[key]) for key in (KUBECONFIG_EXTERNAL_KEY, KUBECONFIG_KEY)
     )
-    # The API server proves the name by its own CA.
+    # The CA of the API server certifies the host name.
     assert (external.server, external.tls_server_name) == ("https://127.0.0.1:8443", "acme.localhost")
     assert (external.ca_data, external.proxy) == (ca, None)
     assert (internal.server, internal.tls_server_name) == (OWN.internal, None)
@@ -200,22 +200,22 @@ async def test_only_external_kubeconfig_names_gateway_and_host_name() -> None:
         (Reason.NO_GATEWAY_DOMAIN, URL, URL, (URL, URL)),
         (Reason.NO_GATEWAY_DOMAIN, URL, "https://10.0.0.9:6443", (URL, OWN.join)),
         (Reason.NO_GATEWAY_DOMAIN, BY_HOST, BY_HOST, (OWN.external, OWN.join)),
-        # Another control plane has that address now.
+        # Another control plane has this address now.
         (Reason.CLUSTER_PATH_IN_USE, URL, URL, (OWN.external, OWN.join)),
     ],
 )
-def test_a_style_that_cannot_be_had_takes_no_address(
+def test_still_at_gateway_keeps_path_unless_another_has_it(
     reason: Reason, external: str, join: str, kept: tuple[str, str]
 ) -> None:
     endpoints = [{"type": "External", "url": external}, {"type": "Join", "url": join}]
     before = ControlPlane.model_validate({"metadata": {"name": "acme"}, "spec": {}, "status": {"endpoints": endpoints}})
     provision = Provision(OWN, administrator=ClusterConfig(server=OWN.internal), authorities=None)
     failure = ConditionError(reason, "it cannot be had")
-    found = still_at_gateway(_context(GATEWAY), before, provision=provision, failure=failure).addresses
-    assert (found.internal, found.external, found.join) == (OWN.internal, *kept)
+    addresses = still_at_gateway(_context(GATEWAY), before, provision=provision, failure=failure).addresses
+    assert (addresses.internal, addresses.external, addresses.join) == (OWN.internal, *kept)
 
 
-def test_another_name_renews_the_certificate_of_the_api_server_alone() -> None:
+def test_new_host_name_renews_only_the_api_server_certificate() -> None:
     authorities = TenantAuthorities.create("acme")
 
     def renewed(previous: TenantCertificates | None, name: str | None) -> TenantCertificates:
@@ -239,12 +239,12 @@ def test_another_name_renews_the_certificate_of_the_api_server_alone() -> None:
 
 
 @pytest.mark.parametrize("spec", [{}, {"endpointPolicy": "Own"}])
-def test_without_a_gateway_the_own_address_is_published(spec: dict[str, Any]) -> None:
+def test_at_gateway_keeps_own_address_without_gateway(spec: dict[str, Any]) -> None:
     assert published(None, **spec) == OWN
 
 
 @pytest.mark.parametrize(("by_class", "spec"), [("Gateway", {}), (None, {"endpointPolicy": "Both"})])
-def test_a_gateway_that_is_not_there_is_refused(by_class: str | None, spec: dict[str, Any]) -> None:
+def test_gateway_policy_is_refused_without_gateway(by_class: str | None, spec: dict[str, Any]) -> None:
     with pytest.raises(ConditionError, match="start the operator with --gateway-url") as refused:
         published(None, by_class=by_class, **spec)
     assert refused.value.reason == Reason.NO_GATEWAY
@@ -263,7 +263,7 @@ DEDICATED = {"mode": "Dedicated"}
         ("Virtual", False, _other(at_gateway=True, **DEDICATED)),
     ],
 )
-def test_a_path_of_the_gateway_is_of_one_control_plane(mode: str, before: bool, other: dict[str, Any]) -> None:
+def test_gateway_path_of_another_control_plane_is_refused(mode: str, before: bool, other: dict[str, Any]) -> None:
     with pytest.raises(ConditionError, match="is that of control plane globex") as refused:
         published(GATEWAY, other, mode=mode, endpointPolicy="Gateway", at_gateway_before=before)
     assert refused.value.reason == Reason.CLUSTER_PATH_IN_USE
@@ -278,18 +278,18 @@ def test_a_path_of_the_gateway_is_of_one_control_plane(mode: str, before: bool, 
         ("Virtual", False, _other(at_gateway=True, endpointRef={"name": "elsewhere"})),
     ],
 )
-def test_who_has_a_path_of_the_gateway_keeps_it(mode: str, before: bool, other: dict[str, Any]) -> None:
+def test_gateway_path_stays_with_its_holder(mode: str, before: bool, other: dict[str, Any]) -> None:
     assert published(GATEWAY, other, mode=mode, endpointPolicy="Gateway", at_gateway_before=before).external == URL
 
 
-def test_who_has_a_host_name_of_the_gateway_keeps_it() -> None:
-    other = _other(at_gateway=False, **DEDICATED) | {"status": {"endpoints": [{"type": "External", "url": BY_HOST}]}}
+def test_gateway_path_is_refused_when_another_has_its_host_name() -> None:
+    globex = _other(at_gateway=False, **DEDICATED) | {"status": {"endpoints": [{"type": "External", "url": BY_HOST}]}}
     with pytest.raises(ConditionError) as refused:
-        published(NAMED, other, mode="Virtual", endpointPolicy="Gateway")
+        published(NAMED, globex, mode="Virtual", endpointPolicy="Gateway")
     assert refused.value.reason == Reason.CLUSTER_PATH_IN_USE
 
 
-def test_a_name_that_cannot_be_a_path_is_refused() -> None:
+def test_endpoint_policy_refuses_name_that_is_no_path() -> None:
     spec = {"mode": "Dedicated", "endpointPolicy": "Gateway"}
     control_plane = ControlPlane.model_validate({"metadata": {"name": "acme.example", "uid": "1"}, "spec": spec})
     with pytest.raises(ConditionError, match="cannot be a path of the gateway") as refused:
@@ -297,17 +297,17 @@ def test_a_name_that_cannot_be_a_path_is_refused() -> None:
     assert refused.value.reason == Reason.INVALID_CLUSTER_PATH
 
 
-def test_the_gateway_knows_its_addresses() -> None:
+def test_gateway_serves_only_its_own_addresses() -> None:
     assert GATEWAY.address("acme") == URL
     assert GATEWAY.serves(URL)
-    for other in (OWN.external, "https://api.example.org.evil/clusters/acme/control-plane", "https://api.example.org"):
-        assert not GATEWAY.serves(other)
+    for url in (OWN.external, "https://api.example.org.evil/clusters/acme/control-plane", "https://api.example.org"):
+        assert not GATEWAY.serves(url)
 
 
-def test_the_gateway_is_told_the_limits_of_a_class() -> None:
+def test_limits_entry_has_name_and_limits_of_class() -> None:
     def told(**spec: Any) -> Any:
-        chosen = ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": spec})
-        return json.loads(limits_entry(chosen)[GATEWAY_LIMITS_KEY])
+        control_plane_class = ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": spec})
+        return json.loads(limits_entry(control_plane_class)[GATEWAY_LIMITS_KEY])
 
     assert limits_entry(None) == {}
     assert told() == {"class": "gold"}
@@ -319,8 +319,8 @@ def test_the_gateway_is_told_the_limits_of_a_class() -> None:
 def test_authentication_entry_names_issuers_of_the_class() -> None:
     issuer = {"issuerURL": "https://login.example.org", "clientIDs": ["kubernetes"], "requiredClaims": {"org": "acme"}}
     spec = {"apiServer": {"oidc": [issuer]}}
-    found = authentication_entry(ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": spec}))
-    assert json.loads(found[GATEWAY_AUTHENTICATION_KEY]) == {
+    entry = authentication_entry(ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": spec}))
+    assert json.loads(entry[GATEWAY_AUTHENTICATION_KEY]) == {
         "issuers": [
             {
                 "issuerURL": "https://login.example.org",
@@ -331,10 +331,10 @@ def test_authentication_entry_names_issuers_of_the_class() -> None:
     }
 
 
-def test_authentication_entry_says_that_everybody_may_read_cluster_info() -> None:
+def test_authentication_entry_allows_cluster_info_with_kubeadm_join() -> None:
     spec = {"addons": ["kubeadm-join"]}
-    found = authentication_entry(ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": spec}))
-    assert json.loads(found[GATEWAY_AUTHENTICATION_KEY]) == {"clusterInfo": True}
+    entry = authentication_entry(ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": spec}))
+    assert json.loads(entry[GATEWAY_AUTHENTICATION_KEY]) == {"clusterInfo": True}
 
 
 def test_authentication_entry_names_audiences_of_the_class() -> None:
@@ -343,33 +343,33 @@ def test_authentication_entry_names_audiences_of_the_class() -> None:
         return authentication_entry(ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": spec}))
 
     assert authentication_entry(None) == entry("--v=2") == {}
-    found = entry("--api-audiences=vault,api", "--api-audiences=other")
-    assert json.loads(found[GATEWAY_AUTHENTICATION_KEY]) == {"audiences": ["api", "other", "vault"]}
+    combined = entry("--api-audiences=vault,api", "--api-audiences=other")
+    assert json.loads(combined[GATEWAY_AUTHENTICATION_KEY]) == {"audiences": ["api", "other", "vault"]}
 
 
-async def test_one_that_leaves_the_gateway_leaves_no_secret_there() -> None:
-    """As an operator finds it that started since: it has not read the namespace of the gateway."""
-    kept: dict[Any, Any] = {}
+async def test_leaving_the_gateway_deletes_the_secret_there() -> None:
+    """The operator was restarted, and has not read the namespace of the gateway yet."""
+    stored: dict[Any, Any] = {}
 
     async def opened(namespace: str) -> None:
-        kept[namespace, "controlplane-acme"] = {"metadata": {"name": "controlplane-acme"}}
+        stored[namespace, "controlplane-acme"] = {"metadata": {"name": "controlplane-acme"}}
 
     client = SimpleNamespace(delete=AsyncMock())
     context: Any = SimpleNamespace(
-        gateway=NAMED, client=client, secrets=SimpleNamespace(open=opened), stores=SimpleNamespace(secrets=kept)
+        gateway=NAMED, client=client, secrets=SimpleNamespace(open=opened), stores=SimpleNamespace(secrets=stored)
     )
     provision = Provision(OWN, ClusterConfig(server=OWN.internal), authorities=cast("Any", "some"))
     for external, deletions in ((OWN.external, 0), (BY_PATH, 1), (BY_HOST, 1)):
-        kept.clear()
+        stored.clear()
         client.delete.reset_mock()
         status = {"endpoints": [{"type": "External", "url": external}]}
         spec = {"mode": "Dedicated"}
-        one = ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "1"}, "spec": spec, "status": status})
-        await write_gateway_secret(context, one, provision=provision, chosen=None)
+        acme = ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "1"}, "spec": spec, "status": status})
+        await write_gateway_secret(context, acme, provision=provision, chosen=None)
         assert client.delete.await_count == deletions
 
 
-async def test_gateway_secret_loses_limits_without_class_and_foreign_host_and_damage() -> None:
+async def test_gateway_secret_loses_limits_without_class_and_foreign_data() -> None:
     written: list[Any] = []
 
     async def create(_: Any, body: dict[str, Any]) -> dict[str, Any]:
@@ -380,13 +380,13 @@ async def test_gateway_secret_loses_limits_without_class_and_foreign_host_and_da
         metadata = {**body["metadata"], "name": name, "namespace": namespace}
         return await create(_, {**body, "metadata": metadata})
 
-    kept: dict[Any, Any] = {}
+    stored: dict[Any, Any] = {}
 
     def keep(body: dict[str, Any]) -> None:
         data = {key: value for key, value in body["data"].items() if value is not None}
-        kept["kplane-gateway", "controlplane-acme"] = body | {"data": data}
+        stored["kplane-gateway", "controlplane-acme"] = body | {"data": data}
 
-    secrets = SimpleNamespace(get=kept.get, apply=keep)
+    secrets = SimpleNamespace(get=stored.get, apply=keep)
     context: Any = SimpleNamespace(
         gateway=GATEWAY,
         client=SimpleNamespace(
@@ -398,29 +398,29 @@ async def test_gateway_secret_loses_limits_without_class_and_foreign_host_and_da
         secrets=SimpleNamespace(open=AsyncMock()),
         stores=SimpleNamespace(secrets=secrets),
     )
-    one = ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "1"}, "spec": {}})
+    acme = ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "1"}, "spec": {}})
     addresses = Addresses(OWN.internal, URL, URL)
     provision = Provision(addresses, ClusterConfig(server=OWN.internal), authorities=TenantAuthorities.create("acme"))
     small = ControlPlaneClass.model_validate({"metadata": {"name": "small"}, "spec": {}})
-    for chosen in (small, small, None, None):
-        await write_gateway_secret(context, one, provision=provision, chosen=chosen)
+    for control_plane_class in (small, small, None, None):
+        await write_gateway_secret(context, acme, provision=provision, chosen=control_plane_class)
     assert [body["data"].get(GATEWAY_LIMITS_KEY) is not None for body in written] == [True, False]
-    # Each patch removes it, whoever wrote it.
+    # Each patch removes the key, even if another client wrote it.
     assert written[-1]["data"][GATEWAY_LIMITS_KEY] is None
-    secret = kept["kplane-gateway", "controlplane-acme"]
-    await write_gateway_secret(context, one, provision=provision, chosen=None)
+    secret = stored["kplane-gateway", "controlplane-acme"]
+    await write_gateway_secret(context, acme, provision=provision, chosen=None)
     assert len(written) == 2
     for key, value in ((GATEWAY_HOST_KEY, None), (GATEWAY_LIMITS_KEY, None), ("sa.pub", ANY)):
         secret["data"][key] = "ZGFtYWdl"
-        await write_gateway_secret(context, one, provision=provision, chosen=None)
+        await write_gateway_secret(context, acme, provision=provision, chosen=None)
         assert written[-1]["data"][key] == value
-        secret = kept["kplane-gateway", "controlplane-acme"]
+        secret = stored["kplane-gateway", "controlplane-acme"]
     assert len(written) == 5
     # Bootstrap tokens stay while the control plane sleeps.
     secret["data"][GATEWAY_BOOTSTRAP_TOKENS_KEY] = "e30="
     sleep = HibernationStatus(since=datetime.now(UTC), reason=HibernationReason.IDLE, observed_generation=1)
-    asleep = one.model_copy(update={"status": one.status.model_copy(update={"hibernation": sleep})})
-    await write_gateway_secret(context, asleep, provision=provision, chosen=None)
+    sleeping_acme = acme.model_copy(update={"status": acme.status.model_copy(update={"hibernation": sleep})})
+    await write_gateway_secret(context, sleeping_acme, provision=provision, chosen=None)
     assert len(written) == 5
-    await write_gateway_secret(context, one, provision=provision, chosen=None)
+    await write_gateway_secret(context, acme, provision=provision, chosen=None)
     assert written[-1]["data"][GATEWAY_BOOTSTRAP_TOKENS_KEY] is None

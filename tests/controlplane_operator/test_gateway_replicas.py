@@ -1,4 +1,4 @@
-"""Which replicas of the gateway a control plane waits for before it is Ready."""
+"""Route confirmation: gateway replicas that must serve a control plane before it is Ready."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMESPACE = "kplane-gateway"
 
 
 class Replicas:
-    """Leases of replicas by name; each reading may change them."""
+    """Leases of replicas by name. `later` has a change for a given reading."""
 
     def __init__(self) -> None:
         self.leases: dict[str, dict[str, Any]] = {}
@@ -124,24 +124,28 @@ async def test_wait_names_the_replica_that_is_behind_for_long(
     for _ in range(4):
         with pytest.raises(ConditionError, match="slow does not yet"):
             await confirmation.wait(control_plane(), is_new=True)
-    said = "these replicas of the gateway do not serve it for 10 s, see their logs: slow"
-    assert await confirmation.wait(control_plane(), is_new=True) == said
-    now = clock[0]
-    assert await confirmation.wait(control_plane("globex"), is_new=True) == said
-    assert clock[0] == now, "no other control plane waits for it"
-    assert await confirmation.wait(control_plane(), is_new=False) == said
+    message = "these replicas of the gateway do not serve it for 10 s, see their logs: slow"
+    assert await confirmation.wait(control_plane(), is_new=True) == message
+    time_before = clock[0]
+    assert await confirmation.wait(control_plane("globex"), is_new=True) == message
+    assert clock[0] == time_before, "no other control plane waits for it"
+    assert await confirmation.wait(control_plane(), is_new=False) == message
     clock[0] += 1.0
     replicas.put("slow", secrets=41)
     assert await confirmation.wait(control_plane(), is_new=False) == ""
 
 
-async def test_wait_is_for_changes_only(confirmation: RouteConfirmation, replicas: Replicas) -> None:
+async def test_wait_reads_no_lease_unless_the_secret_is_new(
+    confirmation: RouteConfirmation, replicas: Replicas
+) -> None:
     replicas.put("slow", secrets=39)
     assert await confirmation.wait(control_plane(), is_new=False) == ""
     assert replicas.readings == 0
 
 
-async def test_wait_goes_on_while_no_replica_serves_it(confirmation: RouteConfirmation, replicas: Replicas) -> None:
+async def test_wait_raises_gateway_behind_while_no_replica_serves(
+    confirmation: RouteConfirmation, replicas: Replicas
+) -> None:
     replicas.put("one", secrets=39)
     reasons = []
     for _ in range(7):

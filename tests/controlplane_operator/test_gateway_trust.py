@@ -1,4 +1,4 @@
-"""The gateway's certificate, which the operator issues, and its CA, which clients are told."""
+"""The gateway's certificate and its CA: issued, renewed and published by the operator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kplane.provider.errors import Forbidden
 
 
 class Secrets:
-    """Stands for the management cluster: keeps Secrets, and counts what is written."""
+    """Fake management cluster: stores Secrets, and records each write."""
 
     def __init__(self) -> None:
         self.kept: dict[str, dict[str, str]] = {}
@@ -44,9 +44,9 @@ class Secrets:
 
 @pytest.fixture
 def woken(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    found: list[Any] = []
-    monkeypatch.setattr(gateway_trust, "wake_all", lambda stores, *, queues: found.append(stores))
-    return found
+    calls: list[Any] = []
+    monkeypatch.setattr(gateway_trust, "wake_all", lambda stores, *, queues: calls.append(stores))
+    return calls
 
 
 def _trust(
@@ -57,7 +57,7 @@ def _trust(
     return GatewayTrust(cast("OperatorContext", context), gateway, ca_file=ca_file), gateway
 
 
-async def test_the_operator_issues_a_certificate_once(woken: list[Any]) -> None:
+async def test_look_issues_ca_and_certificate_once(woken: list[Any]) -> None:
     secrets = Secrets()
     trust, gateway = _trust(secrets)
     await trust.look()
@@ -70,14 +70,14 @@ async def test_the_operator_issues_a_certificate_once(woken: list[Any]) -> None:
     assert issued_by(certificate["tls.crt"], authority=KeyPair(authority["tls.crt"], authority["tls.key"]))
     ssl.create_default_context(cadata=gateway.ca.decode())
     await trust.look()
-    again, other = _trust(secrets)
-    await again.look()
-    assert other.ca == gateway.ca
+    second_trust, second_gateway = _trust(secrets)
+    await second_trust.look()
+    assert second_gateway.ca == gateway.ca
     assert (secrets.written, woken) == ([AUTHORITY, CERTIFICATE], [])
 
 
 @pytest.mark.usefixtures("woken")
-async def test_an_address_is_found_in_the_certificate_however_it_is_written() -> None:
+async def test_look_finds_ipv6_address_in_certificate_in_any_spelling() -> None:
     secrets = Secrets()
     trust, _ = _trust(secrets, url="https://[2001:DB8:0::0001]:8443")
     await trust.look()
@@ -86,7 +86,7 @@ async def test_an_address_is_found_in_the_certificate_however_it_is_written() ->
     assert secrets.written == [AUTHORITY, CERTIFICATE]
 
 
-async def test_a_damaged_certificate_is_issued_again(woken: list[Any]) -> None:
+async def test_look_issues_damaged_certificate_again(woken: list[Any]) -> None:
     secrets = Secrets()
     trust, gateway = _trust(secrets)
     await trust.look()
@@ -97,19 +97,19 @@ async def test_a_damaged_certificate_is_issued_again(woken: list[Any]) -> None:
     assert (gateway.ca, woken) == (before, [])
 
 
-async def test_a_ca_that_is_deleted_or_old_gets_a_successor(woken: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_look_replaces_deleted_or_due_ca(woken: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     secrets = Secrets()
     trust, gateway = _trust(secrets)
     await trust.look()
     first = gateway.ca
     monkeypatch.setattr(gateway_trust, "renewal_due", lambda certificate, *, now: certificate == first)
     await trust.look()
-    # For a while, clients trust both.
+    # During the overlap, clients trust both CAs.
     assert gateway.ca.endswith(first)
     assert gateway.ca != first
     second = secrets.data(AUTHORITY)
     assert issued_by(secrets.data(CERTIFICATE)["tls.crt"], authority=KeyPair(second["tls.crt"], second["tls.key"]))
-    # Clients that know the former one alone trust the gateway as before.
+    # Clients that have only the former CA still trust the gateway.
     assert issued_by(secrets.data(CERTIFICATE)["tls.crt"], authority=KeyPair(first, second["tls.key"]))
     await trust.look()
     assert gateway.ca == secrets.data(CERTIFICATE)["ca.crt"]
@@ -120,7 +120,7 @@ async def test_a_ca_that_is_deleted_or_old_gets_a_successor(woken: list[Any], mo
     assert len(woken) == 2
 
 
-async def test_a_ca_in_a_file_is_read_again(woken: list[Any], tmp_path: Path) -> None:
+async def test_look_reads_ca_file_again(woken: list[Any], tmp_path: Path) -> None:
     file, secrets = tmp_path / "ca.crt", Secrets()
     first, second = create_authority("one").certificate, create_authority("two").certificate
     file.write_bytes(first)
@@ -137,7 +137,7 @@ async def test_a_ca_in_a_file_is_read_again(woken: list[Any], tmp_path: Path) ->
     assert secrets.written == []
 
 
-async def test_who_asks_why_nothing_happens_hears_that_the_ca_is_not_known(eventually: Callable[..., Any]) -> None:
+async def test_problem_reports_unknown_ca_and_denied_write(eventually: Callable[..., Any]) -> None:
     class Denied(Secrets):
         async def apply(self, _: Any, body: dict[str, Any], *, force: bool) -> None:
             raise Forbidden(403, "Forbidden", f"denied: {body['metadata']['name']}")

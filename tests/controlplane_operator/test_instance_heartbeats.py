@@ -1,4 +1,4 @@
-"""When the operator doubts that an instance runs: only after its Lease has stayed the same for its duration."""
+"""Doubts about an instance of mcm: raised only after its Lease was unchanged for the Lease duration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SINCE = "2026-11-27T12:00:00Z"
 
 
 class World:
-    """One registration with an instance, and the Lease in its control plane."""
+    """A registration with an instance, and the Lease of the instance in its control plane."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -51,7 +51,7 @@ class World:
         self.doubts.append(message)
 
     async def look(self, *, after: float = 0.0) -> int:
-        """Look after so many seconds; returns the number of doubts so far."""
+        """Observe the Lease after this number of seconds. Returns the number of doubts so far."""
         self.now += after
         if self.heartbeats.concerns("u"):
             await self.heartbeats.observe("u", self.client)
@@ -85,7 +85,7 @@ async def test_first_look_of_a_new_operator_raises_no_doubt(world: World) -> Non
     assert await world.look(after=10_000.0) == 0
 
 
-async def test_word_of_mcm_counts_as_a_heartbeat(world: World) -> None:
+async def test_status_change_by_mcm_counts_as_heartbeat(world: World) -> None:
     await world.look()
     world.say("True", since="2026-11-27T12:02:00Z")
     assert await world.look(after=130.0) == 0
@@ -93,7 +93,7 @@ async def test_word_of_mcm_counts_as_a_heartbeat(world: World) -> None:
 
 
 @pytest.mark.parametrize("spec", [None, [], {"leaseDurationSeconds": 1}, {"leaseDurationSeconds": "x"}])
-async def test_hostile_lease_hastens_no_doubt(world: World, spec: Any) -> None:
+async def test_invalid_or_short_lease_hastens_no_doubt(world: World, spec: Any) -> None:
     world.lease = spec if spec is not None else {}
     await world.look()
     assert await world.look(after=119.0) == 0
@@ -107,7 +107,7 @@ async def test_lease_of_any_length_delays_a_doubt_by_ten_minutes_at_most(world: 
     assert await world.look(after=2.0) == 1
 
 
-async def test_instance_that_does_not_run_and_paused_registration_are_left_alone(world: World) -> None:
+async def test_stopped_instance_and_paused_registration_raise_no_doubt(world: World) -> None:
     world.say("False")
     await world.look()
     assert await world.look(after=1000.0) == 0
@@ -116,7 +116,7 @@ async def test_instance_that_does_not_run_and_paused_registration_are_left_alone
     assert await world.look(after=1000.0) == 0
 
 
-async def test_conflict_is_decided_anew_at_the_next_look(world: World) -> None:
+async def test_conflict_on_status_write_is_retried_at_next_look(world: World) -> None:
     await world.look()
     world.conflict = True
     assert await world.look(after=130.0) == 0

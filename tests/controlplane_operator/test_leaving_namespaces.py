@@ -1,4 +1,4 @@
-"""A namespace that stays Terminating: the condition names it, since when, and what it waits for."""
+"""Namespaces that stay Terminating: the condition names the namespace, the start time and the cause."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kplane.controlplane_operator.watch.stores import Stores
 
 SINCE = "2026-11-27T10:00:05Z"
 SOON, LATER = datetime(2026, 11, 27, 10, 0, 30, tzinfo=UTC), datetime(2026, 11, 27, 10, 5, tzinfo=UTC)
-# As the namespace controller of Kubernetes 1.36 writes them.
+# Conditions as the namespace controller of Kubernetes 1.36 writes them.
 DISCOVERY = (
     "NamespaceDeletionDiscoveryFailure",
     "Discovery failed for some groups, 1 failing: metrics.k8s.io/v1beta1: stale GroupVersion discovery",
@@ -42,33 +42,33 @@ def leaving(*told: tuple[str, str], metadata: dict[str, Any] | None = None) -> d
 
 
 def test_description_names_finalizers_contents_and_remedy() -> None:
-    said = describe_leaving(leaving(CONTENT, FINALIZERS, DONE), now=SOON)
-    assert said.startswith("namespace kplane-cp-acme is being deleted since 2026-11-27 10:00:05 UTC: ")
-    assert "test.kplane.dev/hold in 1 resource instances" in said
-    assert "configmaps. has 1 resource instances" in said
-    assert said.endswith("; let the programs of these finalizers end their work, or remove the finalizers")
-    assert "All content successfully deleted" not in said
+    description = describe_leaving(leaving(CONTENT, FINALIZERS, DONE), now=SOON)
+    assert description.startswith("namespace kplane-cp-acme is being deleted since 2026-11-27 10:00:05 UTC: ")
+    assert "test.kplane.dev/hold in 1 resource instances" in description
+    assert "configmaps. has 1 resource instances" in description
+    assert description.endswith("; let the programs of these finalizers end their work, or remove the finalizers")
+    assert "All content successfully deleted" not in description
 
 
 def test_description_names_api_service_that_is_down() -> None:
-    said = describe_leaving(leaving(DISCOVERY), now=SOON)
-    assert "metrics.k8s.io/v1beta1: stale GroupVersion discovery" in said
-    assert said.endswith("kubectl get apiservices")
+    description = describe_leaving(leaving(DISCOVERY), now=SOON)
+    assert "metrics.k8s.io/v1beta1: stale GroupVersion discovery" in description
+    assert description.endswith("kubectl get apiservices")
 
 
-def test_description_without_conditions_names_namespace_controller_after_a_minute() -> None:
+def test_description_without_conditions_names_controller_after_minute() -> None:
     assert describe_leaving(leaving(), now=SOON).endswith("since 2026-11-27 10:00:05 UTC")
     assert "kube-controller-manager of the management cluster" in describe_leaving(leaving(), now=LATER)
 
 
-def test_description_stays_the_same_while_nothing_changes_and_is_bounded() -> None:
+def test_description_is_stable_and_shorter_than_1024_characters() -> None:
     held = leaving((FINALIZERS[0], "x" * 5000), CONTENT)
     assert describe_leaving(held, now=SOON) == describe_leaving(held, now=LATER)
     assert len(describe_leaving(held, now=LATER)) < 1024
 
 
 class Cluster:
-    """Has this namespace."""
+    """Fake management cluster with a single namespace."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self.namespace = namespace
@@ -96,7 +96,7 @@ async def no_volume(_: ControlPlane) -> str | None:
     return None
 
 
-async def test_creation_again_says_what_namespace_of_earlier_control_plane_waits_for() -> None:
+async def test_ensure_reports_cause_while_earlier_namespace_terminates() -> None:
     record = owned_metadata(control_plane("earlier"))
     annotations = {name: value for name, value in record["annotations"].items() if value is not None}
     labels = {"controlplane.kplane.dev/name": "acme"}
@@ -107,7 +107,7 @@ async def test_creation_again_says_what_namespace_of_earlier_control_plane_waits
     assert "kplane-cp-acme is being deleted since 2026-11-27 10:00:05 UTC" in failure.value.message
 
 
-async def test_deletion_says_what_namespace_waits_for() -> None:
+async def test_remove_reports_cause_while_namespace_terminates() -> None:
     removed = control_plane("1", endpointRef={"name": "acme"})
     owner = {"apiVersion": "v1", "kind": "ControlPlane", "name": "acme", "uid": "1", "controller": True}
     labels = {"controlplane.kplane.dev/name": "acme"}

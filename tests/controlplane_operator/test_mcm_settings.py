@@ -1,4 +1,4 @@
-"""How the operator is told to run an mcm for one registration: each flag is acted on, or refused with a sentence."""
+"""Flags for the mcm of a single registration: each flag takes effect, or is refused with a message."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ def parse(tmp_path: Path, *flags: str) -> McmProgram | None:
 
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
-    made = tmp_path / "mcm"
-    made.touch(mode=0o700)
-    return made
+    executable = tmp_path / "mcm"
+    executable.touch(mode=0o700)
+    return executable
 
 
-def test_a_process_is_the_named_program(tmp_path: Path, program: Path) -> None:
-    found = parse(tmp_path, f"--mcm-program={program}", "--mcm-arg=--v=2", "--mcm-arg=--instance-logs=json")
-    assert found == McmProgram(program=str(program), directories=(tmp_path,), args=("--v=2", "--instance-logs=json"))
+def test_mcm_process_runs_the_named_program(tmp_path: Path, program: Path) -> None:
+    mcm_program = parse(tmp_path, f"--mcm-program={program}", "--mcm-arg=--v=2", "--mcm-arg=--instance-logs=json")
+    assert mcm_program == McmProgram(
+        program=str(program), directories=(tmp_path,), args=("--v=2", "--instance-logs=json")
+    )
 
 
-def test_a_pod_is_the_named_image(tmp_path: Path) -> None:
+def test_mcm_pod_runs_the_named_image(tmp_path: Path) -> None:
     settings = OperatorConfig.parse([f"--state-dir={tmp_path}/state", f"--programs-dir={tmp_path}", *PODS, IMAGE])
     assert settings.dedicated_mcm == McmProgram(program="mcm", directories=(Path("/usr/local/bin"),))
     assert settings.pods is not None
@@ -45,10 +47,12 @@ def test_a_pod_is_the_named_image(tmp_path: Path) -> None:
     assert settings.pods.ports["http"] == 8081
 
 
-def test_a_pod_gets_what_was_asked_for(tmp_path: Path) -> None:
-    found = parse(tmp_path, *PODS, IMAGE, "--mcm-requests=cpu=1,memory=256Mi", "--mcm-limits=memory=2Gi,cpu=2")
-    assert found is not None
-    assert found.resources == Resources(cpu_request="1", memory_request="256Mi", memory_limit="2Gi", cpu_limit="2")
+def test_mcm_pod_gets_resources_of_flags(tmp_path: Path) -> None:
+    mcm_program = parse(tmp_path, *PODS, IMAGE, "--mcm-requests=cpu=1,memory=256Mi", "--mcm-limits=memory=2Gi,cpu=2")
+    assert mcm_program is not None
+    assert mcm_program.resources == Resources(
+        cpu_request="1", memory_request="256Mi", memory_limit="2Gi", cpu_limit="2"
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,10 +63,14 @@ def test_a_pod_gets_what_was_asked_for(tmp_path: Path) -> None:
         ("--mcm-requests=cpu=2", ("2", "128Mi", "768Mi")),
     ],
 )
-def test_defaults_give_way(tmp_path: Path, flag: str, expected: tuple[str, str, str]) -> None:
-    found = parse(tmp_path, *PODS, IMAGE, flag)
-    assert found is not None
-    assert (found.resources.cpu_request, found.resources.memory_request, found.resources.memory_limit) == expected
+def test_mcm_flags_override_default_resources(tmp_path: Path, flag: str, expected: tuple[str, str, str]) -> None:
+    mcm_program = parse(tmp_path, *PODS, IMAGE, flag)
+    assert mcm_program is not None
+    assert (
+        mcm_program.resources.cpu_request,
+        mcm_program.resources.memory_request,
+        mcm_program.resources.memory_limit,
+    ) == expected
 
 
 @pytest.mark.parametrize(
@@ -89,14 +97,14 @@ def test_defaults_give_way(tmp_path: Path, flag: str, expected: tuple[str, str, 
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(tmp_path: Path, flags: list[str], sentence: str) -> None:
+def test_invalid_flags_are_refused_with_message(tmp_path: Path, flags: list[str], sentence: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         parse(tmp_path, *flags)
     assert sentence in str(refused.value)
 
 
-def test_no_flag_says_anew_whom_an_mcm_serves_and_as_whom(tmp_path: Path) -> None:
-    """mcm takes the last one of several, and refuses those of an mcm of many registrations."""
+def test_mcm_arg_refuses_flags_that_the_operator_sets(tmp_path: Path) -> None:
+    """mcm uses the last of repeated flags, and refuses flags that select many registrations."""
     flags = [flag for flag in McmSettings.flags() if flag.startswith(("--cluster-", "--registration"))]
     assert {"--registration", "--cluster-selector", "--cluster-sharding"} <= set(flags)
     for flag in (*flags, "--kubeconfig", "--state-dir", "--listen", "--report-status", "--no-report-status", "--help"):
@@ -104,23 +112,23 @@ def test_no_flag_says_anew_whom_an_mcm_serves_and_as_whom(tmp_path: Path) -> Non
             parse(tmp_path, *PODS, IMAGE, f"--mcm-arg={flag}=a")
 
 
-def test_flags_of_controllers_that_look_like_them_are_passed_on(tmp_path: Path) -> None:
+def test_mcm_arg_passes_similar_controller_flags_on(tmp_path: Path) -> None:
     flags = ("--cluster-cidr=10.0.0.0/8", "--cluster-name=a", "--programs-dir=/opt/older")
-    found = parse(tmp_path, *PODS, IMAGE, *(f"--mcm-arg={flag}" for flag in flags))
-    assert found is not None
-    assert found.args == flags
+    mcm_program = parse(tmp_path, *PODS, IMAGE, *(f"--mcm-arg={flag}" for flag in flags))
+    assert mcm_program is not None
+    assert mcm_program.args == flags
 
 
 @pytest.mark.parametrize(("flags", "remedy"), [([], "--mcm-program"), (PODS, "mcm.reportStatus")])
-def test_without_it_registrations_are_told_what_to_do(tmp_path: Path, flags: list[str], remedy: str) -> None:
+def test_why_no_mcm_names_remedy_without_mcm_flags(tmp_path: Path, flags: list[str], remedy: str) -> None:
     assert parse(tmp_path, *flags) is None
-    told = OperatorConfig.parse([f"--state-dir={tmp_path}", f"--programs-dir={tmp_path}", *flags]).why_no_mcm
-    assert told is not None
-    assert remedy in told
-    assert "spec.mode to Shared" in told
+    reason = OperatorConfig.parse([f"--state-dir={tmp_path}", f"--programs-dir={tmp_path}", *flags]).why_no_mcm
+    assert reason is not None
+    assert remedy in reason
+    assert "spec.mode to Shared" in reason
 
 
-def test_its_mcm_serves_one_registration_and_says_so() -> None:
+def test_mcm_component_serves_one_registration_and_reports_status() -> None:
     component = mcm_component(
         "mcmabcdef-a",
         registration="a",
@@ -138,12 +146,12 @@ def test_its_mcm_serves_one_registration_and_says_so() -> None:
         "--v=2",
     )
     assert component.metrics_port == "http"
-    # Two of it would be two writers.
+    # Two replicas would be two writers.
     assert component.single
     assert (component.service_account, component.resources) == ("mcm-abcdef", MCM_RESOURCES)
 
 
-def test_a_process_gets_in_by_a_kubeconfig() -> None:
+def test_mcm_process_gets_kubeconfig_file() -> None:
     component = mcm_component(
         "mcmabcdef-a",
         registration="a",

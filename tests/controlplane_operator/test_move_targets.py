@@ -1,4 +1,4 @@
-"""Where a control plane cannot move to, whatever its class asks for."""
+"""Targets that a control plane cannot move to, even if its class asks for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def lacking(control_plane: ControlPlane) -> None:
         (Home(mode=ControlPlaneMode.VIRTUAL, data_store="east"), "ClusterPathInUse"),
     ],
 )
-def test_target_is_refused_when_its_data_store_or_its_path_cannot_be_had(target: Home, reason: str) -> None:
+def test_check_target_refuses_missing_data_store_or_taken_path(target: Home, reason: str) -> None:
     def taken(_: ControlPlane) -> None:
         raise ConditionError(Reason.CLUSTER_PATH_IN_USE, "the path is another's")
 

@@ -1,4 +1,4 @@
-"""The metrics name the control planes that are not Ready, within a limit, and tell mistakes of users from faults."""
+"""Metrics of control planes that are not Ready: bounded in number, and separated by cause (User or System)."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def control_plane(name: str, *conditions: dict[str, Any], phase: str = "", delet
 
 
 def collected(*control_planes: dict[str, Any]) -> tuple[dict[tuple[str, str, str], float], dict[str, float]]:
-    """Return minutes since noon by name, reason and cause, and the unlisted ones by cause."""
+    """Return minutes since noon by name, reason and cause, and the number of unlisted control planes by cause."""
     stores, metrics = Stores(), Metrics()
     metrics.observe(control_planes=stores.control_planes, queues={})
-    for each in control_planes:
-        stores.control_planes.apply(each)
+    for obj in control_planes:
+        stores.control_planes.apply(obj)
     families = {family.name: family.samples for family in metrics.registry.collect()}
     listed = {
         (sample.labels["control_plane"], sample.labels["reason"], sample.labels["cause"]): (
@@ -53,7 +53,7 @@ def collected(*control_planes: dict[str, Any]) -> tuple[dict[tuple[str, str, str
         (control_plane("a", condition("Ready", "False", "Provisioning")), "Provisioning", "System", 0),
         (control_plane("a", condition("Ready", "False", "ClassNotFound")), "ClassNotFound", "User", 0),
         (control_plane("a"), "Unknown", "System", -60),
-        # A newer operator wrote it. Labels stay within the reasons that exist.
+        # A reason of a newer operator. Labels are limited to known reasons.
         (control_plane("a", condition("Ready", "False", "OfTomorrow")), "Unknown", "System", 0),
         (
             control_plane(

@@ -26,17 +26,17 @@ def endpoint(spec: dict[str, Any], *, status: dict[str, Any] | None = None, **me
     )
 
 
-def test_a_bare_url_gets_the_tenants_path() -> None:
+def test_tenant_url_appends_path_to_bare_url() -> None:
     assert tenant_url(f"{_BASE}/", cluster_path="acme") == f"{_BASE}/clusters/acme/control-plane"
 
 
-def test_a_url_with_the_tenants_own_path_is_taken_as_it_is() -> None:
+def test_tenant_url_keeps_url_with_own_path() -> None:
     url = f"{_BASE}/base/clusters/acme/control-plane"
     assert tenant_url(url, cluster_path="acme") == url
 
 
 @given(own=_PATHS, other=_PATHS)
-def test_the_result_never_names_another_tenant(own: str, other: str) -> None:
+def test_tenant_url_refuses_path_of_another_tenant(own: str, other: str) -> None:
     url = f"{_BASE}/clusters/{other}/control-plane"
     if own == other:
         assert tenant_url(url, cluster_path=own) == url
@@ -56,23 +56,23 @@ def test_the_result_never_names_another_tenant(own: str, other: str) -> None:
         "/clusters/./bob/control-plane",
     ],
 )
-def test_disguised_paths_are_refused(path: str) -> None:
+def test_tenant_url_refuses_disguised_paths(path: str) -> None:
     with pytest.raises(ConditionError) as refused:
         tenant_url(f"{_BASE}{path}", cluster_path="acme")
     assert refused.value.reason == "EndpointInvalid"
 
 
-def test_external_and_join_fall_back_to_the_next_best() -> None:
-    found = addresses_of(endpoint({"endpoint": _BASE}), control_plane=control_plane("Dedicated"))
-    assert (found.internal, found.external, found.join) == (_BASE, _BASE, _BASE)
-    found = addresses_of(
+def test_addresses_of_external_and_join_fall_back() -> None:
+    addresses = addresses_of(endpoint({"endpoint": _BASE}), control_plane=control_plane("Dedicated"))
+    assert (addresses.internal, addresses.external, addresses.join) == (_BASE, _BASE, _BASE)
+    addresses = addresses_of(
         endpoint({"endpoint": _BASE, "externalEndpoint": "https://out.example"}), control_plane=control_plane()
     )
-    assert found.internal == f"{_BASE}/clusters/acme/control-plane"
-    assert found.external == found.join == "https://out.example/clusters/acme/control-plane"
+    assert addresses.internal == f"{_BASE}/clusters/acme/control-plane"
+    assert addresses.external == addresses.join == "https://out.example/clusters/acme/control-plane"
 
 
-def test_observed_urls_win_until_the_spec_is_newer() -> None:
+def test_addresses_of_prefers_observed_url_of_current_generation() -> None:
     spec, observed = {"endpoint": "https://new.example"}, "https://observed.example"
     current = endpoint(spec, status={"endpoint": observed, "observedGeneration": 2})
     stale = endpoint(spec, status={"endpoint": observed, "observedGeneration": 1})
@@ -80,20 +80,20 @@ def test_observed_urls_win_until_the_spec_is_newer() -> None:
     assert addresses_of(stale, control_plane=control_plane("Dedicated")).internal == "https://new.example"
 
 
-def test_the_endpoint_of_another_control_plane_is_refused() -> None:
+def test_addresses_of_refuses_endpoint_of_another_control_plane() -> None:
     owner = {"apiVersion": "controlplane.kplane.dev/v1alpha1", "kind": "ControlPlane", "name": "bob", "uid": "u2"}
     with pytest.raises(ConditionError, match="belongs to control plane bob") as refused:
         addresses_of(endpoint({"endpoint": _BASE}, ownerReferences=[owner]), control_plane=control_plane())
     assert refused.value.reason == "EndpointInvalid"
 
 
-def test_its_own_managed_endpoint_is_taken_without_a_path() -> None:
+def test_addresses_of_keeps_url_of_own_managed_endpoint() -> None:
     owner = {"apiVersion": "controlplane.kplane.dev/v1alpha1", "kind": "ControlPlane", "name": "acme", "uid": "u1"}
-    found = addresses_of(endpoint({"endpoint": _BASE}, ownerReferences=[owner]), control_plane=control_plane())
-    assert found.internal == _BASE
+    addresses = addresses_of(endpoint({"endpoint": _BASE}, ownerReferences=[owner]), control_plane=control_plane())
+    assert addresses.internal == _BASE
 
 
-def test_an_owner_that_somebody_wrote_into_an_endpoint_opens_no_other_tenants_path() -> None:
+def test_forged_owner_reference_opens_no_path_of_another_tenant() -> None:
     owner = {"apiVersion": "controlplane.kplane.dev/v1alpha1", "kind": "ControlPlane", "name": "acme", "uid": "u1"}
     adopted = control_plane(endpointRef={"name": "e"})
     victim = endpoint({"endpoint": f"{_BASE}/clusters/victim/control-plane"}, ownerReferences=[owner])
@@ -102,31 +102,31 @@ def test_an_owner_that_somebody_wrote_into_an_endpoint_opens_no_other_tenants_pa
 
 
 @pytest.mark.parametrize("field", ["endpoint", "externalEndpoint", "joinEndpoint"])
-def test_mode_dedicated_opens_no_other_tenants_path(field: str) -> None:
+def test_mode_dedicated_opens_no_path_of_another_tenant(field: str) -> None:
     adopted = control_plane("Dedicated", endpointRef={"name": "e"})
     for name in ("victim", "%61cme", "root"):
         door = endpoint({"endpoint": _BASE}, status={field: f"{_BASE}/clusters/{name}/control-plane"})
         with pytest.raises(ConditionError) as refused:
             addresses_of(door, control_plane=adopted)
         assert refused.value.reason == "EndpointInvalid"
-    own = f"{_BASE}/clusters/acme/control-plane"
-    assert addresses_of(endpoint({"endpoint": own}), control_plane=adopted).internal == own
+    own_url = f"{_BASE}/clusters/acme/control-plane"
+    assert addresses_of(endpoint({"endpoint": own_url}), control_plane=adopted).internal == own_url
 
 
-def test_a_reserved_path_is_nobodys_own() -> None:
+def test_reserved_path_is_refused_for_control_plane_of_its_name() -> None:
     named = ControlPlane.model_validate({"metadata": {"name": "root", "uid": "u1"}, "spec": {"mode": "Dedicated"}})
     with pytest.raises(ConditionError, match="address of clusterPath 'root'"):
         addresses_of(endpoint({"endpoint": f"{_BASE}/clusters/root/control-plane"}), control_plane=named)
 
 
 @pytest.mark.parametrize("mode", ["Virtual", "Dedicated"])
-def test_what_only_looks_like_an_address_is_refused(mode: str) -> None:
+def test_addresses_of_refuses_invalid_url(mode: str) -> None:
     with pytest.raises(ConditionError, match="is no URL") as refused:
         addresses_of(endpoint({"endpoint": "https://[1::2::3]:6443"}), control_plane=control_plane(mode))
     assert refused.value.reason == "EndpointInvalid"
 
 
-def test_an_endpoint_without_url_is_pending() -> None:
+def test_addresses_of_endpoint_without_url_is_pending() -> None:
     with pytest.raises(ConditionError) as refused:
         addresses_of(endpoint({}), control_plane=control_plane())
     assert refused.value.reason == "EndpointPending"
@@ -137,7 +137,7 @@ def test_an_endpoint_without_url_is_pending() -> None:
     ["http://plain.example", "https://user:secret@api.example", "https://api.example/?to=x", "https://a b", "api"],
 )
 @pytest.mark.parametrize("field", ["endpoint", "externalEndpoint", "joinEndpoint"])
-def test_what_an_observer_wrote_is_held_to_the_rules_of_the_spec(field: str, url: str) -> None:
+def test_addresses_of_refuses_invalid_observed_url(field: str, url: str) -> None:
     observed = endpoint({"endpoint": _BASE}, status={field: url, "observedGeneration": 2})
     with pytest.raises(ConditionError) as refused:
         addresses_of(observed, control_plane=control_plane())

@@ -1,4 +1,4 @@
-"""What is removed of a control plane that is not understood is what was recorded of it, and never more."""
+"""Control planes that fail validation: only their recorded data are removed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VIRTUAL = {"clusterPath": "path", "conditions": [condition("Managed", "True")]}
     ("spec", "status", "expected"),
     [
         (ODD, VIRTUAL | {"deletionPolicy": "Destroy"}, (ControlPlaneMode.VIRTUAL, DeletionPolicy.DESTROY, None)),
-        # An edit that nobody could act on makes nobody's data go, and may well keep them.
+        # An edit of an invalid spec can retain the data, but cannot destroy them.
         (
             ODD | {"deletionPolicy": "Destroy"},
             VIRTUAL | {"deletionPolicy": "Retain"},
@@ -46,7 +46,7 @@ VIRTUAL = {"clusterPath": "path", "conditions": [condition("Managed", "True")]}
             {"conditions": [condition("Managed", "False")], "deletionPolicy": "Destroy"},
             (ControlPlaneMode.DEDICATED, DeletionPolicy.DESTROY, "door"),
         ),
-        # Where a part of what was recorded cannot be read, the data stay.
+        # If a part of the record is invalid, the data stay.
         (
             ODD,
             VIRTUAL | {"deletionPolicy": "Destroy", "phase": "Unheard-of"},
@@ -55,31 +55,35 @@ VIRTUAL = {"clusterPath": "path", "conditions": [condition("Managed", "True")]}
         ({"mode": "Sideways"}, {}, (ControlPlaneMode.DEDICATED, DeletionPolicy.RETAIN, None)),
     ],
 )
-def test_the_status_stands_in_for_the_spec(
+def test_as_recorded_replaces_invalid_spec_by_status(
     spec: dict[str, Any], status: dict[str, Any], expected: tuple[ControlPlaneMode, DeletionPolicy, str | None]
 ) -> None:
-    found = as_recorded(written(spec=spec, status=status))
-    reference = found.spec.endpoint_ref
-    policy = policy_of(found, chosen=None)
-    assert (found.spec.mode, policy, reference.name if reference is not None else None) == expected
-    assert found.status.cluster_path == status.get("clusterPath")
-    assert (found.status.deletion_policy is not None) == ("deletionPolicy" in status)
+    recorded = as_recorded(written(spec=spec, status=status))
+    reference = recorded.spec.endpoint_ref
+    policy = policy_of(recorded, chosen=None)
+    assert (recorded.spec.mode, policy, reference.name if reference is not None else None) == expected
+    assert recorded.status.cluster_path == status.get("clusterPath")
+    assert (recorded.status.deletion_policy is not None) == ("deletionPolicy" in status)
 
 
-def test_what_is_understood_is_as_it_says() -> None:
-    found = as_recorded(written(spec={"deletionPolicy": "Retain"}, status=VIRTUAL | {"deletionPolicy": "Destroy"}))
-    assert policy_of(found, chosen=None) is DeletionPolicy.RETAIN
+def test_as_recorded_keeps_valid_spec() -> None:
+    recorded = as_recorded(written(spec={"deletionPolicy": "Retain"}, status=VIRTUAL | {"deletionPolicy": "Destroy"}))
+    assert policy_of(recorded, chosen=None) is DeletionPolicy.RETAIN
 
 
-def test_of_a_status_only_what_cannot_be_read_is_left_out() -> None:
+def test_partial_status_drops_only_invalid_fields() -> None:
     conditions = [condition("Ready", "Perhaps"), condition("Managed", "True"), condition("Paused", "Never")]
     status = {"ready": True, "mode": "Unheard-of", "controlPlaneUID": "7", "conditions": conditions}
-    found = PartialRegistration.of({"metadata": {"name": "odd"}, "spec": {"x": 1}, "status": status})
-    assert (found.status.ready, found.status.control_plane_uid, found.status.mode) == (True, "7", None)
-    assert [each.type for each in found.conditions] == ["Managed"]
+    registration = PartialRegistration.of({"metadata": {"name": "odd"}, "spec": {"x": 1}, "status": status})
+    assert (registration.status.ready, registration.status.control_plane_uid, registration.status.mode) == (
+        True,
+        "7",
+        None,
+    )
+    assert [entry.type for entry in registration.conditions] == ["Managed"]
 
 
-def test_an_endpoint_that_is_not_understood_is_a_trouble_of_those_who_name_it() -> None:
+def test_validated_endpoint_raises_endpoint_invalid() -> None:
     with pytest.raises(ConditionError, match=r"ControlPlaneEndpoint odd: .*spec\.endpoint: ") as refused:
         validated_endpoint({"metadata": {"name": "odd"}, "spec": {"endpoint": 7}})
     assert (refused.value.reason, refused.value.waits_for_event) == ("EndpointInvalid", True)

@@ -1,4 +1,4 @@
-"""The cache keeps the newest state, whichever of watch, list and own writes brings it first."""
+"""The cache keeps the newest state, whether a watch, a list or an own write delivers that state first."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def recorded(store: Store) -> list[Change]:
     return changes
 
 
-def test_an_older_state_never_replaces_a_newer_one() -> None:
+def test_store_keeps_newer_state_over_older() -> None:
     store = Store(SECRETS)
     store.apply(secret("a", 5, value="new"))
     store.apply(secret("a", 4, value="old"))
@@ -36,7 +36,7 @@ def test_an_older_state_never_replaces_a_newer_one() -> None:
     assert store.get(("ns", "a")) == secret("a", 5, value="new")
 
 
-def test_a_list_tells_of_missed_deletes_and_keeps_what_came_later() -> None:
+def test_replace_reports_missed_delete_and_keeps_later_object() -> None:
     store = Store(SECRETS)
     store.apply(secret("gone", 4))
     store.apply(secret("later", 9))
@@ -46,7 +46,7 @@ def test_a_list_tells_of_missed_deletes_and_keeps_what_came_later() -> None:
     assert [change.key[1] for change in changes if change.new is None] == ["gone"]
 
 
-def test_an_older_list_does_not_bring_a_deleted_object_back() -> None:
+def test_replace_with_older_list_keeps_object_deleted() -> None:
     store = Store(SECRETS)
     store.apply(secret("a", 4))
     store.remove(secret("a", 7))
@@ -56,7 +56,7 @@ def test_an_older_list_does_not_bring_a_deleted_object_back() -> None:
     assert store.get(("ns", "a")) is not None
 
 
-def test_what_is_known_or_gone_is_not_lacking() -> None:
+def test_lacks_is_true_only_for_versions_after_the_known() -> None:
     store = Store(SECRETS)
     store.apply(secret("known", 5))
     store.remove(secret("gone", 7))
@@ -67,23 +67,23 @@ def test_what_is_known_or_gone_is_not_lacking() -> None:
     assert (lacks("known"), lacks("gone"), lacks("new")) == ([6, 7, 8], [8], [4, 5, 6, 7, 8])
 
 
-def test_an_object_is_read_once_for_each_state_of_it() -> None:
+def test_read_decodes_each_state_once() -> None:
     store, read = Store(SECRETS), list[str]()
 
     def value(obj: dict[str, Any]) -> str:
         read.append(obj["data"]["value"])
         return read[-1]
 
-    found = [store.read(("ns", "a"), value)]
+    values = [store.read(("ns", "a"), value)]
     for version in (1, 1, 2):
         store.apply(secret("a", version, value=f"of {version}"))
-        found.append(store.read(("ns", "a"), value))
+        values.append(store.read(("ns", "a"), value))
     store.remove(secret("a", 3))
-    assert [*found, store.read(("ns", "a"), value)] == [None, "of 1", "of 1", "of 2", None]
+    assert [*values, store.read(("ns", "a"), value)] == [None, "of 1", "of 1", "of 2", None]
     assert read == ["of 1", "of 2"]
 
 
-def test_the_same_state_twice_is_one_change() -> None:
+def test_repeated_state_is_a_single_change() -> None:
     store = Store(SECRETS)
     changes = recorded(store)
     store.apply(secret("a", 1))
@@ -92,7 +92,7 @@ def test_the_same_state_twice_is_one_change() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["x", "y", None])), max_size=30))
-def test_an_index_always_agrees_with_the_objects(steps: list[tuple[str, str | None]]) -> None:
+def test_index_agrees_with_stored_objects(steps: list[tuple[str, str | None]]) -> None:
     store = Store(SECRETS, indexers={"value": lambda obj: obj["data"].values()})
     for version, (name, value) in enumerate(steps, start=1):
         if value is None:
@@ -104,11 +104,11 @@ def test_an_index_always_agrees_with_the_objects(steps: list[tuple[str, str | No
         assert [obj["metadata"]["name"] for obj in store.by("value", value)] == expected
 
 
-def test_an_object_that_no_indexer_understands_is_logged_and_holds_up_no_other(
+def test_failing_indexer_is_logged_and_other_objects_are_indexed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def of_value(found: dict[str, Any]) -> list[str]:
-        # KeyError and TypeError: an object of another shape, and a value that no index can hold.
+        # KeyError for an object of another shape, TypeError for an unhashable value.
         value = found["data"]["value"]
         return [value] if value != "list" else [["unhashable"]]  # type: ignore[list-item]
 
@@ -116,22 +116,22 @@ def test_an_object_that_no_indexer_understands_is_logged_and_holds_up_no_other(
     changes = recorded(store)
     objects = [secret("bad", 1), secret("worse", 2, value="list"), secret("good", 3, value="x")]
     store.replace(objects, resource_version="4")
-    assert {each["metadata"]["name"] for each in store} == {"bad", "worse", "good"}
-    assert [each["metadata"]["name"] for each in store.by("value", "x")] == ["good"]
-    assert [each["metadata"]["name"] for each in store.by("name", "bad")] == ["bad"]
+    assert {item["metadata"]["name"] for item in store} == {"bad", "worse", "good"}
+    assert [item["metadata"]["name"] for item in store.by("value", "x")] == ["good"]
+    assert [item["metadata"]["name"] for item in store.by("name", "bad")] == ["bad"]
     assert [change.key[1] for change in changes] == ["bad", "worse", "good"]
     assert [record.getMessage() for record in caplog.records] == [
         "failed to index Secret ns/bad by 'value'",
         "failed to index Secret ns/worse by 'value'",
     ]
-    # It is indexed as soon as it can be, and goes like any other.
+    # An object is indexed once it is valid. An object of another shape can be removed.
     store.apply(secret("bad", 5, value="y"))
     store.remove(secret("worse", 6, value="list"))
-    assert [each["metadata"]["name"] for each in store.by("value", "y")] == ["bad"]
+    assert [item["metadata"]["name"] for item in store.by("value", "y")] == ["bad"]
     assert len(store) == 2
 
 
-def test_a_listener_that_fails_is_logged_and_keeps_the_change_from_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_listener_is_logged_and_others_get_the_change(caplog: pytest.LogCaptureFixture) -> None:
     def fail(change: Change) -> None:
         if change.key[1] == "bad":
             raise KeyError("spec")
@@ -152,16 +152,16 @@ def obj(name: str, version: int, *, namespace: str | None = None, **body: Any) -
 
 
 async def woken(stores: Stores, queues: Queues) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+    names_by_queue: dict[str, set[str]] = {}
     for name, queue in queues.by_name().items():
         while len(queue):
             key = await taken(queue)
             queue.done(key)
-            found.setdefault(name, set()).add(key[1])
-    return found
+            names_by_queue.setdefault(name, set()).add(key[1])
+    return names_by_queue
 
 
-async def test_every_related_object_wakes_what_depends_on_it() -> None:
+async def test_changed_object_enqueues_its_dependents() -> None:
     stores, queues = Stores(), Queues()
     stores.control_planes.apply(obj("cp", 1, spec={"classRef": {"name": "gold"}, "endpointRef": {"name": "door"}}))
     stores.registrations.apply(
@@ -204,14 +204,14 @@ async def test_every_related_object_wakes_what_depends_on_it() -> None:
         (stores.namespaces, obj("kplane-cp-cp", 8), {"controlplane": {"cp"}}),
     ]
     registered = {"gold", "side-door", "own"}
-    for store, changed, wakes in expected:
-        if changed["metadata"]["name"] in registered:
+    for store, changed_object, wakes in expected:
+        if changed_object["metadata"]["name"] in registered:
             wakes = wakes | {"controlplaneregistration": {"reg"}}
-        store.apply(changed)
-        assert await woken(stores, queues) == wakes, changed["metadata"]["name"]
+        store.apply(changed_object)
+        assert await woken(stores, queues) == wakes, changed_object["metadata"]["name"]
 
 
-async def test_a_missed_delete_frees_the_path_for_those_who_wait() -> None:
+async def test_missed_delete_enqueues_control_planes_that_want_the_path() -> None:
     stores, queues = Stores(), Queues()
     stores.control_planes.apply(obj("first", 1, spec={"virtual": {"clusterPath": "shared"}}))
     stores.control_planes.apply(obj("second", 2, spec={"virtual": {"clusterPath": "shared"}}))
@@ -220,9 +220,9 @@ async def test_a_missed_delete_frees_the_path_for_those_who_wait() -> None:
     assert (await woken(stores, queues))["controlplane"] == {"first", "second"}
 
 
-async def test_what_we_say_about_an_object_is_no_reason_to_look_at_it_again() -> None:
+async def test_own_status_fields_do_not_enqueue_the_object() -> None:
     stores, queues = Stores(), Queues()
-    told = {
+    own_status = {
         "phase": "Pending",
         "conditions": [{"type": "Ready", "message": "request 1 failed"}],
         "keyFingerprints": {"sa.key": "0" * 64},
@@ -231,13 +231,13 @@ async def test_what_we_say_about_an_object_is_no_reason_to_look_at_it_again() ->
         store.apply(obj("told", 1, spec={}))
     connect(stores, queues=queues)
     for store in (stores.control_planes, stores.endpoints):
-        store.apply(obj("told", 2, spec={}, status=told))
+        store.apply(obj("told", 2, spec={}, status=own_status))
     assert await woken(stores, queues) == {}
-    stores.control_planes.apply(obj("told", 3, spec={}, status={**told, "endpoint": "https://edited.example"}))
+    stores.control_planes.apply(obj("told", 3, spec={}, status={**own_status, "endpoint": "https://edited.example"}))
     assert await woken(stores, queues) == {"controlplane": {"told"}, "controlplaneendpoint": {"told"}}
 
 
-async def test_add_ons_are_looked_at_again_once_somebody_answers() -> None:
+async def test_ready_control_plane_enqueues_its_addons() -> None:
     stores, queues = Stores(), Queues()
     stores.classes.apply(obj("gold", 1, spec={"addons": ["quota"]}))
     stores.control_planes.apply(obj("cp", 2, spec={"classRef": {"name": "gold"}}))
@@ -247,7 +247,7 @@ async def test_add_ons_are_looked_at_again_once_somebody_answers() -> None:
     assert await woken(stores, queues) == {"controlplaneaddons": {"cp"}}
 
 
-async def test_registrations_look_again_once_the_words_of_their_control_plane_rest(
+async def test_status_changes_enqueue_registrations_after_a_quiet_period(
     monkeypatch: pytest.MonkeyPatch, eventually: Any
 ) -> None:
     monkeypatch.setattr(event_routing, "_WORDS_SECONDS", 0.05)
@@ -259,13 +259,13 @@ async def test_registrations_look_again_once_the_words_of_their_control_plane_re
         stores.control_planes.apply(obj("cp", version, spec={}, status={"phase": phase}))
     assert await woken(stores, queues) == {}
     await eventually(lambda: len(queues.registrations), lambda waiting: waiting == 1)
-    # What they resolve to is another matter.
+    # A change of the published endpoint enqueues registrations at once.
     published = {"phase": "Ready", "endpoint": "https://tenant.example"}
     stores.control_planes.apply(obj("cp", 5, spec={}, status=published))
     assert (await woken(stores, queues))["controlplaneregistration"] == {"reg"}
 
 
-async def test_an_endpoint_is_looked_at_again_when_a_control_plane_takes_or_leaves_it() -> None:
+async def test_endpoint_is_enqueued_when_control_plane_takes_or_leaves_it() -> None:
     stores, queues = Stores(), Queues()
     connect(stores, queues=queues)
     stores.control_planes.apply(obj("cp", 1, spec={"endpointRef": {"name": "door"}}))
@@ -278,7 +278,7 @@ async def test_an_endpoint_is_looked_at_again_when_a_control_plane_takes_or_leav
     assert (await woken(stores, queues))["controlplaneendpoint"] == {"other-door"}
 
 
-async def test_an_object_that_cannot_be_routed_keeps_no_other_from_its_reconciler(
+async def test_wake_all_logs_failing_object_and_enqueues_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     stores, queues = Stores(), Queues()
@@ -288,9 +288,9 @@ async def test_an_object_that_cannot_be_routed_keeps_no_other_from_its_reconcile
     stores.control_planes.apply(obj("cp", 4, spec={}))
     stores.registrations.apply(obj("reg", 5, spec={"controlPlaneRef": {"name": "cp"}}))
     wake_all(stores, queues=queues)
-    found = await woken(stores, queues)
-    assert found["controlplane"] == {"bad", "cp"}
-    assert found["controlplaneregistration"] == {"reg"}
-    assert found["controlplaneclass"] == {"bad", "good"}
+    names_by_queue = await woken(stores, queues)
+    assert names_by_queue["controlplane"] == {"bad", "cp"}
+    assert names_by_queue["controlplaneregistration"] == {"reg"}
+    assert names_by_queue["controlplaneclass"] == {"bad", "good"}
     assert "failed to handle a change of ControlPlane bad" in caplog.messages
-    assert [each["metadata"]["name"] for each in stores.classes.by("addon", "quota")] == ["good"]
+    assert [item["metadata"]["name"] for item in stores.classes.by("addon", "quota")] == ["good"]

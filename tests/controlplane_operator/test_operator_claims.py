@@ -1,4 +1,4 @@
-"""Who holds a clusterPath, and so whose data is removed with it."""
+"""Claims of clusterPaths: the holder of a path is the control plane whose data are removed with it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stored(stores: Stores, name: str, version: int, *, path: str, granted: str |
     return ControlPlane.model_validate(obj)
 
 
-def test_a_path_stays_its_holders_where_the_spec_was_edited_before_the_grant_was_written_down() -> None:
+def test_granted_path_stays_with_holder_after_spec_edit() -> None:
     stores = Stores()
     claims = AddressClaims(stores, address=in_etcd)
     edited = stored(
@@ -44,7 +44,7 @@ def test_a_path_stays_its_holders_where_the_spec_was_edited_before_the_grant_was
 
 
 def recorded(stores: Stores, name: str, version: int, *, path: str, created: str, **metadata: Any) -> None:
-    """Have a namespace say that data of a control plane, whose uid is its name too, lie under a path."""
+    """Store a namespace that records retained data of a control plane under a path. The uid equals the name."""
     annotations = {RETAINED_UID_ANNOTATION: name, MODE_ANNOTATION: "Virtual", CLUSTER_PATH_ANNOTATION: path}
     stores.namespaces.apply(
         {
@@ -60,30 +60,30 @@ def recorded(stores: Stores, name: str, version: int, *, path: str, created: str
     )
 
 
-def test_a_path_under_which_retained_data_lie_is_nobody_elses() -> None:
+def test_take_refuses_path_with_retained_data() -> None:
     stores = Stores()
     claims = AddressClaims(stores, address=in_etcd)
     recorded(stores, "gone", 1, path="taken", created="2026-01-01T00:00:00Z")
     late = stored(stores, "late", 2, path="taken", granted=None, creationTimestamp="2026-01-02T00:00:00Z")
-    with pytest.raises(ConditionError, match="what control plane gone left, as namespace kplane-cp-gone") as told:
+    with pytest.raises(ConditionError, match="what control plane gone left, as namespace kplane-cp-gone") as refusal:
         claims.take(late)
-    assert told.value.reason == "DataRetained"
-    # Even where it was granted by mistake.
-    begun = stored(stores, "late", 3, path="taken", granted="taken", creationTimestamp="2026-01-02T00:00:00Z")
-    assert not claims.holds(begun)
+    assert refusal.value.reason == "DataRetained"
+    # The refusal also covers a path that was granted by mistake.
+    granted = stored(stores, "late", 3, path="taken", granted="taken", creationTimestamp="2026-01-02T00:00:00Z")
+    assert not claims.holds(granted)
     claims.take(stored(stores, "elsewhere", 5, path="other", granted=None))
     recorded(stores, "gone", 6, path="taken", created="2026-01-01T00:00:00Z", deletionTimestamp="2026-01-03T00:00:00Z")
-    claims.take(begun)
+    claims.take(granted)
 
 
-def test_a_control_plane_of_the_name_in_the_record_may_ask_for_adoption() -> None:
+def test_take_allows_control_plane_named_in_the_record() -> None:
     stores = Stores()
     claims = AddressClaims(stores, address=in_etcd)
     recorded(stores, "gone", 1, path="taken", created="2026-01-01T00:00:00Z")
     claims.take(stored(stores, "gone", 2, path="taken", granted=None, uid="heir"))
 
 
-def test_a_record_that_came_later_takes_nothing_from_who_holds_the_path() -> None:
+def test_later_record_does_not_displace_path_holder() -> None:
     stores = Stores()
     claims = AddressClaims(stores, address=in_etcd)
     holder = stored(stores, "holder", 1, path="held", granted="held", creationTimestamp="2026-01-01T00:00:00Z")
@@ -92,8 +92,8 @@ def test_a_record_that_came_later_takes_nothing_from_who_holds_the_path() -> Non
     assert claims.holds(holder)
 
 
-def test_two_records_of_a_path_give_it_to_nobody() -> None:
-    """Else who forges one for a path that another one's data lie under would adopt these."""
+def test_take_refuses_path_with_two_records() -> None:
+    """Otherwise a forged record could adopt the data of another control plane."""
     stores = Stores()
     claims = AddressClaims(stores, address=in_etcd)
     recorded(stores, "real", 1, path="wanted", created="2026-01-01T00:00:00Z")
@@ -103,11 +103,11 @@ def test_two_records_of_a_path_give_it_to_nobody() -> None:
         claims.take(forger)
 
 
-def test_a_waiting_control_plane_is_looked_at_when_the_record_of_its_path_changes() -> None:
+def test_deleted_record_enqueues_control_plane_that_waits_for_path() -> None:
     stores, queues = Stores(), Queues()
     stored(stores, "waiting", 1, path="taken", granted=None)
     recorded(stores, "gone", 2, path="taken", created="2026-01-01T00:00:00Z")
     connect(stores, queues=queues)
-    [gone] = stores.namespaces
-    stores.namespaces.remove(gone)
+    [namespace] = stores.namespaces
+    stores.namespaces.remove(namespace)
     assert len(queues.control_planes) == 1

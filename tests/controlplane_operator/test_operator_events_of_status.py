@@ -1,4 +1,4 @@
-"""Which Events a change of status is worth."""
+"""Events that a change of status posts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kplane.provider import Client
 
 
 class Posted:
-    """Takes what is sent to an API server, and says thank you."""
+    """Fake API server: accepts statuses, and records Events."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
@@ -44,7 +44,7 @@ def condition(kind: str, status: Any, reason: str) -> Condition:
         ([("Ready", "True", "Reconciled"), ("Reachable", "True", "Answered")], ["Reconciled", "Answered"]),
     ],
 )
-async def test_what_changes_two_conditions_for_one_reason_is_told_once(
+async def test_two_conditions_with_same_reason_post_one_event(
     conditions: list[tuple[str, str, str]], told: list[str], eventually: Any
 ) -> None:
     before = [condition(kind, "Unknown", "Probing") for kind in ("Ready", "Reachable")]
@@ -53,7 +53,7 @@ async def test_what_changes_two_conditions_for_one_reason_is_told_once(
     current = ControlPlaneEndpoint.model_validate(
         {"metadata": {"name": "door", "uid": "1", "resourceVersion": "1"}, "spec": {}}
     )
-    status = current.status.model_copy(update={"conditions": [condition(*each) for each in conditions]})
+    status = current.status.model_copy(update={"conditions": [condition(*fields) for fields in conditions]})
     current = current.model_copy(update={"status": current.status.model_copy(update={"conditions": before})})
     writer = StatusWriter(cast("Client", posted), events=events)
     await writer.write(Store(CONTROL_PLANE_ENDPOINTS), current, status=status)
@@ -65,8 +65,8 @@ async def test_what_changes_two_conditions_for_one_reason_is_told_once(
 
 
 def status(version: str | None = None, **conditions: str) -> ControlPlaneStatus:
-    made = [condition(kind, value, "So") for kind, value in conditions.items()]
-    return ControlPlaneStatus(version=version, conditions=made)
+    condition_list = [condition(kind, value, "So") for kind, value in conditions.items()]
+    return ControlPlaneStatus(version=version, conditions=condition_list)
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def status(version: str | None = None, **conditions: str) -> ControlPlaneStatus:
         (status(Ready="True", ClassFound="False"), status(Ready="True"), ["ClassFound"]),
         (status(Supported="False", Paused="True"), status(), ["Supported", "Resumed"]),
         (status("v1.35.0", UpToDate="False"), status("v1.35.0"), ["UpToDate"]),
-        # Of the version that it has now VersionChanged tells.
+        # Event VersionChanged already reports the new version.
         (status("v1.35.0", UpToDate="False"), status("v1.36.0"), []),
         (status(Synced="False"), status(), ["Synced"]),
     ],
 )
-async def test_the_end_of_what_is_out_of_the_ordinary_is_told_once(
+async def test_end_of_abnormal_condition_posts_one_event(
     before: ControlPlaneStatus, after: ControlPlaneStatus, told: list[str], eventually: Any
 ) -> None:
     posted = Posted()
@@ -123,7 +123,7 @@ async def test_published_control_plane_without_its_role_gets_a_warning(eventuall
         ([("Paused", "True", "PausedByAnnotation")], ["PausedByAnnotation"]),
     ],
 )
-async def test_how_a_new_object_begins_is_told_only_where_something_is_wrong(
+async def test_first_status_posts_events_only_for_abnormal_conditions(
     conditions: list[tuple[str, str, str]], told: list[str], eventually: Any
 ) -> None:
     posted = Posted()
@@ -131,7 +131,7 @@ async def test_how_a_new_object_begins_is_told_only_where_something_is_wrong(
     current = ControlPlane.model_validate(
         {"metadata": {"name": "acme", "uid": "1", "resourceVersion": "1"}, "spec": {}}
     )
-    status = ControlPlaneStatus(conditions=[condition(*each) for each in conditions])
+    status = ControlPlaneStatus(conditions=[condition(*fields) for fields in conditions])
     await StatusWriter(cast("Client", posted), events=events).write(Store(CONTROL_PLANES), current, status=status)
     events.record(current, reason="Last", message="of all")
     posting = asyncio.create_task(events.run())

@@ -1,4 +1,4 @@
-"""What fails is counted at once, told when it lasts, and never in the place of what is published and good."""
+"""Failures of reconciles: counted at once, reported when they last, and beside a valid published status."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REFUSED = Forbidden(403, "Forbidden", "secrets are refused by policy x")
 
 
 class Server:
-    """Takes statuses, and counts what is written; or is away."""
+    """Fake API server: records written statuses, or is unreachable."""
 
     def __init__(self) -> None:
         self.written: list[dict[str, Any]] = []
@@ -57,9 +57,9 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(failures, "time", made)
-    return made
+    fake_clock = Clock()
+    monkeypatch.setattr(failures, "time", fake_clock)
+    return fake_clock
 
 
 @pytest.fixture
@@ -96,7 +96,9 @@ def known(context: OperatorContext, **status: Any) -> None:
 
 
 def conditions(server: Server) -> dict[str, tuple[str, str]]:
-    return {each["type"]: (each["status"], each["reason"]) for each in server.written[-1]["conditions"]}
+    return {
+        condition["type"]: (condition["status"], condition["reason"]) for condition in server.written[-1]["conditions"]
+    }
 
 
 def samples(registry: CollectorRegistry, name: str) -> dict[tuple[str, ...], float]:
@@ -108,7 +110,7 @@ def samples(registry: CollectorRegistry, name: str) -> dict[tuple[str, ...], flo
     }
 
 
-async def test_a_failure_that_passes_is_told_nowhere(
+async def test_short_failure_is_counted_and_not_written_to_status(
     context: OperatorContext, server: Server, told: Failures, clock: Clock
 ) -> None:
     known(context)
@@ -122,7 +124,7 @@ async def test_a_failure_that_passes_is_told_nowhere(
     await told.guarded(reconcile)(KEY)
     clock.now += 2.0
     await told.failed(KEY, REFUSED)
-    # What does not concern the object, or cannot be written anyway, is not told however long it takes.
+    # A conflict or an unreachable API server is never reported, however long the failure lasts.
     for error in (Conflict(409, "Conflict", "changed"), Unreachable("cut", kind="connect")):
         clock.now += 60.0
         await told.failed(KEY, error)
@@ -132,7 +134,7 @@ async def test_a_failure_that_passes_is_told_nowhere(
 
 
 @pytest.mark.parametrize("error", [REFUSED, ServerError(500, "InternalError", "the webhook x is away")])
-async def test_what_lasts_is_told_once_and_in_its_own_words(
+async def test_lasting_failure_is_written_once_with_its_message(
     context: OperatorContext, server: Server, told: Failures, clock: Clock, error: Exception
 ) -> None:
     known(context)
@@ -153,7 +155,7 @@ async def test_what_lasts_is_told_once_and_in_its_own_words(
         (timedelta(hours=-1), {"Ready": ("False", "TimedOut")}),
     ],
 )
-async def test_what_is_published_is_ready_as_long_as_its_credentials_are_good(
+async def test_published_object_stays_ready_while_credentials_are_valid(
     context: OperatorContext, server: Server, told: Failures, ends: timedelta, expected: dict[str, tuple[str, str]]
 ) -> None:
     known(context, endpoint="https://acme", credentials_expire_at=datetime.now(UTC) + ends)
@@ -161,10 +163,10 @@ async def test_what_is_published_is_ready_as_long_as_its_credentials_are_good(
     assert conditions(server) == expected
     assert server.written[-1]["endpoint"] == "https://acme"
     await told.over(KEY)
-    assert "Synced" not in {each["type"] for each in server.written[-1].get("conditions", ())}
+    assert "Synced" not in {condition["type"] for condition in server.written[-1].get("conditions", ())}
 
 
-async def test_of_a_fault_of_ours_only_its_kind_is_told(
+async def test_internal_error_reports_exception_type_without_its_text(
     context: OperatorContext, server: Server, told: Failures, clock: Clock
 ) -> None:
     known(context)
@@ -177,7 +179,7 @@ async def test_of_a_fault_of_ours_only_its_kind_is_told(
     assert "secret words" not in condition["message"]
 
 
-async def test_where_nobody_takes_a_status_the_next_failure_tells(
+async def test_failed_status_write_is_repeated_at_next_failure(
     context: OperatorContext, server: Server, told: Failures
 ) -> None:
     known(context)
@@ -188,14 +190,14 @@ async def test_where_nobody_takes_a_status_the_next_failure_tells(
     assert conditions(server) == {"Ready": ("False", "TimedOut")}
 
 
-async def test_what_takes_too_long_is_counted_and_told_and_what_our_end_cuts_off_is_not(
+async def test_timeout_is_counted_and_reported_and_cancellation_is_not(
     context: OperatorContext, server: Server, told: Failures, eventually: Any
 ) -> None:
     known(context)
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     async def reconcile(key: Any) -> Result | None:
-        begun.set()
+        started.set()
         await asyncio.sleep(60.0)
         return None
 
@@ -222,19 +224,19 @@ async def test_what_takes_too_long_is_counted_and_told_and_what_our_end_cuts_off
         "kplane_reconcile_failures_total": {("controlplane", "TimedOut"): 1.0},
     }
     assert {name: samples(context.metrics.registry, name) for name in counted} == counted
-    begun.clear()
+    started.clear()
     task, _ = await run(60.0)
-    await begun.wait()
+    await started.wait()
     task.cancel()
     await asyncio.wait([task])
     assert {name: samples(context.metrics.registry, name) for name in counted} == counted
 
 
 @pytest.mark.parametrize("lives", [True, False])
-async def test_a_registration_that_is_not_understood_serves_on_while_its_control_plane_lives(
+async def test_invalid_registration_stays_resolved_while_control_plane_lives(
     context: OperatorContext, server: Server, lives: bool
 ) -> None:
-    told = Failures(
+    registration_failures = Failures(
         context,
         controller="controlplaneregistration",
         store=context.stores.registrations,
@@ -253,10 +255,10 @@ async def test_a_registration_that_is_not_understood_serves_on_while_its_control
     context.stores.registrations.apply(body)
     control_plane = ControlPlane.model_validate(context.stores.control_planes.get(KEY))
     assert registrations_of(control_plane, stores=context.stores) == ["acme"]
-    assert await told.guarded(reconcile)(KEY) is None
+    assert await registration_failures.guarded(reconcile)(KEY) is None
     assert conditions(server) == {"Synced" if lives else "Ready": ("False", "SpecInvalid")}
     assert "spec.services" in server.written[-1]["conditions"][0]["message"]
     written = {name: server.written[-1].get(name) for name in status}
     assert written == (status if lives else {"ready": False, "controlPlaneUID": None, "resolvedEndpoint": None})
-    # Without this one a removal would wait for its whole patience.
+    # Otherwise a removal would wait for this registration until the timeout.
     assert registrations_of(control_plane, stores=context.stores) == (["acme"] if lives else [])

@@ -1,4 +1,4 @@
-"""Published credentials are used again while they are good, and no longer."""
+"""Published credentials: reused while they are valid and as configured, and otherwise issued again."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def token(renew_in: float) -> Identity:
     return Identity(renew_at, ends, token="secret", lifetime=DAY)
 
 
-def test_a_good_token_is_used_again_and_one_that_is_due_is_not() -> None:
-    good = token(60)
-    assert reusable(published(good), by_certificate=False, lifetime=DAY) == good
+def test_reusable_returns_valid_token_and_no_due_token() -> None:
+    valid_token = token(60)
+    assert reusable(published(valid_token), by_certificate=False, lifetime=DAY) == valid_token
     assert reusable(published(token(-1)), by_certificate=False, lifetime=DAY) is None
     assert reusable(None, by_certificate=False, lifetime=DAY) is None
 
 
-def test_a_change_of_the_model_issues_anew() -> None:
+def test_reusable_refuses_credential_of_other_auth_model() -> None:
     certificate = issue_certificate(create_authority("tenant"), user="kplane:admin", lifetime=DAY)
     assert reusable(published(certificate), by_certificate=True, lifetime=DAY) == certificate
     assert reusable(published(certificate), by_certificate=False, lifetime=DAY) is None
@@ -57,41 +57,41 @@ def test_a_change_of_the_model_issues_anew() -> None:
 
 
 @pytest.mark.parametrize("lifetime", [timedelta(minutes=10), timedelta(hours=25)])
-def test_a_change_of_the_lifetime_issues_anew(lifetime: timedelta) -> None:
+def test_reusable_refuses_credential_of_other_lifetime(lifetime: timedelta) -> None:
     certificate = issue_certificate(create_authority("tenant"), user="kplane:admin", lifetime=DAY)
     assert reusable(published(token(60)), by_certificate=False, lifetime=lifetime) is None
     assert reusable(published(certificate), by_certificate=True, lifetime=lifetime) is None
 
 
 @pytest.mark.parametrize("garbage", [b"garbage", b"{}", b"\xff\xfe", b"[]"])
-def test_what_somebody_spoiled_is_issued_anew(garbage: bytes) -> None:
+def test_reusable_refuses_damaged_kubeconfig(garbage: bytes) -> None:
     assert reusable(published(token(60), kubeconfig=garbage), by_certificate=False, lifetime=DAY) is None
 
 
-def test_what_somebody_exchanged_is_issued_anew() -> None:
-    """Another token, though it may be a good one, and another time, by which it would never be renewed."""
-    other = render_kubeconfig(server="https://api.example", ca=None, token="somebody else's", client=None)
-    assert reusable(published(token(60), kubeconfig=other), by_certificate=False, lifetime=DAY) is None
-    for edited in ("renew-at", "expires-at"):
+def test_reusable_refuses_replaced_token_and_edited_times() -> None:
+    """The replaced token may be valid, and the edited times would prevent a renewal for ever."""
+    other_kubeconfig = render_kubeconfig(server="https://api.example", ca=None, token="somebody else's", client=None)
+    assert reusable(published(token(60), kubeconfig=other_kubeconfig), by_certificate=False, lifetime=DAY) is None
+    for annotation in ("renew-at", "expires-at"):
         secret = published(token(60))
-        secret["metadata"]["annotations"][f"controlplane.kplane.dev/{edited}"] = "2099-01-01T00:00:00+00:00"
+        secret["metadata"]["annotations"][f"controlplane.kplane.dev/{annotation}"] = "2099-01-01T00:00:00+00:00"
         assert reusable(secret, by_certificate=False, lifetime=DAY) is None
-    for lost in token(60).annotations():
+    for annotation_key in token(60).annotations():
         secret = published(token(60))
-        del secret["metadata"]["annotations"][lost]
+        del secret["metadata"]["annotations"][annotation_key]
         assert reusable(secret, by_certificate=False, lifetime=DAY) is None
 
 
-def test_the_end_that_a_secret_notes_is_read_where_it_can_be() -> None:
-    good = token(60)
-    assert expires_at(published(good)) == good.expires_at
-    for nonsense in ("soon", "2099-01-01T00:00:00", 5):
-        assert expires_at({"metadata": {"annotations": {"controlplane.kplane.dev/expires-at": nonsense}}}) is None
+def test_expires_at_is_none_for_invalid_or_missing_annotation() -> None:
+    valid_token = token(60)
+    assert expires_at(published(valid_token)) == valid_token.expires_at
+    for value in ("soon", "2099-01-01T00:00:00", 5):
+        assert expires_at({"metadata": {"annotations": {"controlplane.kplane.dev/expires-at": value}}}) is None
     assert expires_at({"metadata": {}}) is None
 
 
 @pytest.mark.parametrize("hours", [1 / 6, 24, 8760])
-def test_a_certificate_is_renewed_after_a_third_of_its_life(hours: float) -> None:
+def test_certificate_is_renewed_after_a_third_of_its_lifetime(hours: float) -> None:
     lifetime = timedelta(hours=hours)
     certificate = issue_certificate(create_authority("tenant"), user="kplane:admin", lifetime=lifetime)
     assert until_renewal(certificate) == pytest.approx(hours * 1200, abs=5)
@@ -102,7 +102,7 @@ def test_a_certificate_is_renewed_after_a_third_of_its_life(hours: float) -> Non
 
 
 class Granting:
-    """Stands for an API server that grants the lifetime that it wants."""
+    """Fake API server that grants a fixed token lifetime."""
 
     def __init__(self, granted: timedelta) -> None:
         self.granted = granted
@@ -114,22 +114,22 @@ class Granting:
         return {"status": {"token": "secret", "expirationTimestamp": ends}}
 
 
-async def test_a_token_is_renewed_after_a_third_of_what_was_granted() -> None:
+async def test_token_is_renewed_after_a_third_of_granted_lifetime() -> None:
     server: Any = Granting(timedelta(hours=3))
     issued = await issue_token(server, service_account="any", lifetime=timedelta(hours=90))
     assert server.asked == [90 * 3600]
     assert until_renewal(issued) == pytest.approx(3600, abs=5)
-    # What was granted does not make it another one than was asked for: else it would be issued anew for ever.
+    # Reuse compares the requested lifetime. By the granted lifetime, the token would be issued again for ever.
     assert reusable(published(issued), by_certificate=False, lifetime=timedelta(hours=90)) == issued
 
 
-async def test_a_token_that_has_ended_by_our_clock_is_no_token() -> None:
+async def test_issue_token_refuses_token_that_expired_by_own_clock() -> None:
     server: Any = Granting(timedelta(minutes=-5))
     with pytest.raises(BootstrapFailed, match="set the clocks of both machines right"):
         await issue_token(server, service_account="any", lifetime=DAY)
 
 
-def test_no_secret_shows_in_a_repr() -> None:
+def test_identity_repr_shows_no_secret() -> None:
     certificate = issue_certificate(create_authority("tenant"), user="kplane:admin", lifetime=DAY)
     assert "PRIVATE" not in repr(certificate)
     assert "secret" not in repr(token(60))

@@ -1,4 +1,4 @@
-"""Leader election of operators: of one installation they follow each other, of two installations one is refused."""
+"""Leader election of operators: replicas of an installation take turns, a second installation is refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def operator(state: Path, *, pods: str | None = None, timings: LeaseTimings = QU
 
 @contextlib.asynccontextmanager
 async def working(member: Leadership) -> AsyncIterator[None]:
-    """Let an operator work within."""
+    """Run the work of an operator inside the block."""
     began = asyncio.Event()
 
     async def work() -> None:
@@ -67,22 +67,20 @@ async def spec_of(hub: FakeCluster) -> dict[str, Any]:
 
 
 async def killed(hub: FakeCluster, member: Leadership) -> None:
-    """Leave the Lease as an operator leaves it that is killed while it works."""
+    """Leave the Lease in the state that a killed leader leaves."""
     async with working(member):
         held = await spec_of(hub)
     assert not (await spec_of(hub))["holderIdentity"]
     await hub.client.patch(LEASES, "kplane-operator", {"spec": held}, namespace="kube-system")
 
 
-async def test_next_operator_of_a_directory_takes_over_from_a_killed_one_at_once(
-    hub: FakeCluster, tmp_path: Path
-) -> None:
+async def test_operator_of_same_directory_replaces_killed_leader_at_once(hub: FakeCluster, tmp_path: Path) -> None:
     await killed(hub, operator(tmp_path, timings=LONG))
     async with asyncio.timeout(LONG.duration_seconds / 2), working(operator(tmp_path, timings=LONG)):
         assert (await spec_of(hub))["holderIdentity"]
 
 
-async def test_operator_of_a_copied_directory_waits_for_the_end_of_the_lease(hub: FakeCluster, tmp_path: Path) -> None:
+async def test_operator_of_copied_directory_waits_for_lease_expiry(hub: FakeCluster, tmp_path: Path) -> None:
     await killed(hub, operator(tmp_path / "a", timings=LONG))
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     with pytest.raises(TimeoutError):
@@ -90,7 +88,7 @@ async def test_operator_of_a_copied_directory_waits_for_the_end_of_the_lease(hub
             pass
 
 
-async def test_second_operator_of_a_directory_waits_while_the_first_one_lives(hub: FakeCluster, tmp_path: Path) -> None:
+async def test_second_operator_of_directory_is_standby_while_first_lives(hub: FakeCluster, tmp_path: Path) -> None:
     async with working(operator(tmp_path)):
         holder = (await spec_of(hub))["holderIdentity"]
         second = operator(tmp_path)
@@ -101,9 +99,7 @@ async def test_second_operator_of_a_directory_waits_while_the_first_one_lives(hu
         assert not second.leading
 
 
-async def test_operator_of_another_directory_is_refused_with_the_name_of_the_first_one(
-    hub: FakeCluster, tmp_path: Path
-) -> None:
+async def test_operator_of_other_directory_is_refused_with_leader_name(hub: FakeCluster, tmp_path: Path) -> None:
     async with working(operator(tmp_path / "a")):
         since = (await spec_of(hub))["acquireTime"]
         with pytest.raises(AnotherOperator, match=f":{tmp_path}/a of another installation .* since {since}"):
@@ -111,7 +107,7 @@ async def test_operator_of_another_directory_is_refused_with_the_name_of_the_fir
                 pass
 
 
-async def test_operator_of_another_release_is_refused_with_the_pod_of_the_first_one(
+async def test_operator_of_other_release_is_refused_with_leader_pod(
     hub: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "kplane-operator-5f")
@@ -124,7 +120,7 @@ async def test_operator_of_another_release_is_refused_with_the_pod_of_the_first_
                 pass
 
 
-async def test_replica_of_a_release_waits_and_follows(hub: FakeCluster, tmp_path: Path) -> None:
+async def test_replica_of_release_waits_and_takes_over(hub: FakeCluster, tmp_path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(working(operator(tmp_path / "a", pods="ns/kplane")))
         second = working(operator(tmp_path / "b", pods="ns/kplane"))
@@ -136,7 +132,7 @@ async def test_replica_of_a_release_waits_and_follows(hub: FakeCluster, tmp_path
         await second.__aexit__(None, None, None)
 
 
-async def test_operator_of_another_directory_follows_one_that_is_dead(hub: FakeCluster, tmp_path: Path) -> None:
+async def test_operator_of_other_directory_replaces_dead_leader(hub: FakeCluster, tmp_path: Path) -> None:
     await killed(hub, operator(tmp_path / "a"))
     async with asyncio.timeout(30.0), working(operator(tmp_path / "b")):
         pass

@@ -1,4 +1,4 @@
-"""A registration waits for the end of a former one's mcm: it is woken by that, and it is no trouble."""
+"""A registration waits for a former registration's mcm: the end enqueues the waiter, and the wait is no failure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _versions = itertools.count(100)
 
 
 class Api:
-    """Takes what is written, and has nothing."""
+    """Fake API server: accepts writes, and has no objects."""
 
     def __init__(self, stores: Stores) -> None:
         self.stores = stores
@@ -44,9 +44,9 @@ class Api:
     async def apply(self, resource: Any, body: dict[str, Any], **_: Any) -> dict[str, Any]:
         if resource.plural != "controlplaneregistrations":
             return body
-        known = self.stores.registrations.get(("", body["metadata"]["name"])) or {}
-        metadata = {**known["metadata"], "resourceVersion": str(next(_versions))}
-        return {**known, "metadata": metadata, "status": body["status"]}
+        stored = self.stores.registrations.get(("", body["metadata"]["name"])) or {}
+        metadata = {**stored["metadata"], "resourceVersion": str(next(_versions))}
+        return {**stored, "metadata": metadata, "status": body["status"]}
 
     async def create(self, _: Any, body: dict[str, Any]) -> dict[str, Any]:
         return body
@@ -59,7 +59,7 @@ class Api:
 
 
 class Programs:
-    """The mcm of the former one, whose pod takes its time to end."""
+    """Fake runtime with the mcm of the former registration, whose pod stops late."""
 
     def __init__(self) -> None:
         self.present = [FORMER]
@@ -82,7 +82,7 @@ class Programs:
 
 
 class World:
-    """A control plane that is published, and both who look after its registrations."""
+    """A published control plane, and both reconcilers of its registrations."""
 
     def __init__(self) -> None:
         self.stores, self.queues, self.programs = Stores(), Queues(), Programs()
@@ -125,11 +125,17 @@ class World:
 
     def reason(self, name: str) -> str:
         obj = self.stores.registrations.get(("", name)) or {}
-        return next((each["reason"] for each in obj["status"]["conditions"] if each["type"] == "Ready"), "")
+        return next(
+            (condition["reason"] for condition in obj["status"]["conditions"] if condition["type"] == "Ready"), ""
+        )
 
     def failures(self) -> dict[str, float]:
-        samples = [each for metric in self.context.metrics.registry.collect() for each in metric.samples]
-        return {each.labels["reason"]: each.value for each in samples if each.name == "kplane_reconcile_failures_total"}
+        samples = [sample for metric in self.context.metrics.registry.collect() for sample in metric.samples]
+        return {
+            sample.labels["reason"]: sample.value
+            for sample in samples
+            if sample.name == "kplane_reconcile_failures_total"
+        }
 
 
 def metadata(name: str, *, uid: str) -> dict[str, Any]:
@@ -137,17 +143,17 @@ def metadata(name: str, *, uid: str) -> dict[str, Any]:
 
 
 async def drained(queue: FairQueue[Key]) -> set[Key]:
-    found = set()
+    keys = set()
     while len(queue):
         key = queue.take()
         assert key is not None
-        found.add(key)
+        keys.add(key)
         queue.done(key)
-    return found
+    return keys
 
 
 @pytest.mark.parametrize("name", ["again", "other"])
-async def test_the_end_of_a_former_mcm_wakes_who_ends_it_and_who_waits_for_it(name: str) -> None:
+async def test_end_of_former_mcm_enqueues_mcm_and_waiting_registration(name: str) -> None:
     world = World()
     world.put("again", uid="first")
     await world.dedicated.reconcile(("", "again"))
@@ -159,20 +165,20 @@ async def test_the_end_of_a_former_mcm_wakes_who_ends_it_and_who_waits_for_it(na
     for queue in (world.queues.mcms, world.queues.registrations):
         await drained(queue)
 
-    # Its pod ends.
+    # The pod of the former mcm stops.
     world.programs.ended = True
     world.dedicated.wake(FORMER)
     assert await drained(world.queues.mcms) == {("", "again")}
     await world.dedicated.reconcile(("", "again"))
     assert world.programs.names() == []
-    # The last of its objects goes.
+    # The last object of the former mcm is deleted.
     world.dedicated.wake(FORMER)
     assert ("", name) in await drained(world.queues.registrations)
     await world.registrations.reconcile(("", name))
     assert world.reason(name) == "Resolved"
 
 
-async def test_the_end_of_an_mcm_wakes_the_removal_of_its_control_plane() -> None:
+async def test_end_of_mcm_enqueues_control_plane_that_is_being_deleted() -> None:
     stores, queues = Stores(), Queues()
     stores.control_planes.apply({"metadata": metadata("cp", uid="uid-cp"), "spec": {}})
     wake_by_component(FORMER, stores=stores, queues=queues)
@@ -183,21 +189,19 @@ async def test_the_end_of_an_mcm_wakes_the_removal_of_its_control_plane() -> Non
     assert await drained(queues.control_planes) == {("", "cp")}
 
 
-async def test_to_wait_for_the_end_of_an_mcm_is_no_trouble() -> None:
+async def test_wait_for_end_of_mcm_counts_no_failure() -> None:
     world = World()
     world.put("again", uid="second")
     await world.registrations.reconcile(("", "again"))
     assert world.reason("again") == "McmEnding"
     assert world.failures() == {}
-    # What is one is counted.
+    # A missing control plane is counted as a failure.
     world.stores.control_planes.remove({"metadata": metadata("cp", uid="uid-cp")})
     await world.registrations.reconcile(("", "again"))
     assert world.failures() == {"ControlPlaneNotFound": 1.0}
 
 
-async def test_an_mcm_of_before_this_operator_is_ended_without_waiting_for_the_next_minute(
-    eventually: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_collector_retries_orphaned_mcm_with_backoff(eventually: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Backoff, "next_delay", lambda *_: 0.01)
     world = World()
     task = asyncio.create_task(world.orphans.run())
@@ -209,16 +213,16 @@ async def test_an_mcm_of_before_this_operator_is_ended_without_waiting_for_the_n
         task.cancel()
 
 
-async def test_what_is_removed_while_it_is_made_is_made_again() -> None:
-    """By the removal of its control plane, of which there may be another one of its name at once."""
-    made, removed = asyncio.Event(), asyncio.Event()
+async def test_identity_removed_during_creation_is_created_again() -> None:
+    """The removal of the control plane removes the identity. A control plane of the same name may follow at once."""
+    created, removed = asyncio.Event(), asyncio.Event()
     written: list[str] = []
 
     class Server:
         async def apply(self, resource: Any, body: dict[str, Any], **_: Any) -> dict[str, Any]:
             written.append(resource.plural)
             if resource.plural == "clusterroles":
-                made.set()
+                created.set()
                 await removed.wait()
             return {"metadata": {**body["metadata"], "uid": "account"}}
 
@@ -229,7 +233,7 @@ async def test_what_is_removed_while_it_is_made_is_made_again() -> None:
     registration = PartialRegistration.of({"metadata": metadata("foo", uid="first"), "spec": {}})
     account = account_of(FORMER)
     task = asyncio.create_task(identities.ensure(registration, account=account))
-    await made.wait()
+    await created.wait()
     await identities.remove(account)
     removed.set()
     await task
@@ -239,18 +243,18 @@ async def test_what_is_removed_while_it_is_made_is_made_again() -> None:
     count = len(written)
     await identities.ensure(registration, account=account)
     assert len(written) == count
-    # Nobody has asked for a token since: to ask at once does no harm.
+    # No token was requested since, so a request is due at once.
     assert identities.renewed_in(account) == 0.0
 
 
-def test_a_name_has_a_former_one_until_nothing_of_that_is_left() -> None:
-    known, key = UIDTracker(), ("", "acme")
-    assert known.former(key, uid="first") is None
-    known.succeed(key, uid="first")
-    assert known.former(key, uid="first") is None
+def test_uid_tracker_returns_former_uid_until_it_is_succeeded() -> None:
+    tracker, key = UIDTracker(), ("", "acme")
+    assert tracker.former(key, uid="first") is None
+    tracker.succeed(key, uid="first")
+    assert tracker.former(key, uid="first") is None
     for _ in range(2):
-        assert (known.former(key, uid="second"), known.former(key, uid=None)) == ("first", "first")
-    assert known.of(lambda uid: uid == "first") == [key]
-    known.succeed(key, uid=None)
-    assert known.former(key, uid="second") is None
-    assert known.of(lambda _: True) == []
+        assert (tracker.former(key, uid="second"), tracker.former(key, uid=None)) == ("first", "first")
+    assert tracker.of(lambda uid: uid == "first") == [key]
+    tracker.succeed(key, uid=None)
+    assert tracker.former(key, uid="second") is None
+    assert tracker.of(lambda _: True) == []

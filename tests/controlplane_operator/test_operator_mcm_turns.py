@@ -1,4 +1,4 @@
-"""What becomes of the mcm of a registration in all orders, and where an end lasts: no real runtime shows it at will."""
+"""The mcm of a registration on a fake runtime, which produces any order of events and slow stops on demand."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _versions = itertools.count(100)
 
 
 class Api:
-    """An API server that has registrations, and forgets all else."""
+    """Fake API server: stores registrations, and discards all other objects."""
 
     def __init__(self) -> None:
         self.registrations: dict[str, dict[str, Any]] = {}
@@ -51,9 +51,12 @@ class Api:
             await self.before_rights.wait()
         if resource.plural != "controlplaneregistrations":
             return {"metadata": {**body["metadata"], "uid": "account"}}
-        own = body["status"]["conditions"]
-        found = self.registrations[body["metadata"]["name"]]["status"].get("conditions", [])
-        return self._stored(body, {"conditions": [each for each in found if each["type"] != "DedicatedReady"] + own})
+        conditions = body["status"]["conditions"]
+        stored = self.registrations[body["metadata"]["name"]]["status"].get("conditions", [])
+        return self._stored(
+            body,
+            {"conditions": [item for item in stored if item["type"] != "DedicatedReady"] + conditions},
+        )
 
     async def patch(self, _: Any, name: str, body: dict[str, Any], **__: Any) -> dict[str, Any]:
         return self._stored({"metadata": {"name": name}}, body["status"])
@@ -61,7 +64,7 @@ class Api:
     def _stored(self, body: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
         self.written += 1
         stored = copy.deepcopy(self.registrations[body["metadata"]["name"]])
-        stored["status"] = {name: each for name, each in (stored["status"] | status).items() if each is not None}
+        stored["status"] = {name: value for name, value in (stored["status"] | status).items() if value is not None}
         stored["metadata"]["resourceVersion"] = str(next(_versions))
         self.registrations[stored["metadata"]["name"]] = stored
         return copy.deepcopy(stored)
@@ -76,7 +79,7 @@ class Api:
 
 
 class Programs:
-    """A runtime in which all is ready at once, and ends when `lasts` says so."""
+    """Fake runtime: components are ready at once, and do not stop while `lasts` is true."""
 
     def __init__(self) -> None:
         self.present: dict[str, Any] = {}
@@ -112,7 +115,7 @@ class Programs:
 
 
 class Said:
-    """Takes Events."""
+    """Records Events."""
 
     def __init__(self) -> None:
         self.reasons: list[tuple[str, bool]] = []
@@ -122,7 +125,7 @@ class Said:
 
 
 class World:
-    """One control plane, and who looks after mcm of registrations."""
+    """Two control planes, and the reconciler of mcm for registrations."""
 
     def __init__(self, *, config: ClusterConfig | None = None) -> None:
         self.api, self.programs, self.said = Api(), Programs(), Said()
@@ -149,25 +152,27 @@ class World:
             self.stores.control_planes.apply(control_plane(name))
 
     def put(self, name: str, *, uid: str, mode: str, of: str = "cp", made: str = "", **status: Any) -> None:
-        found = self.api.registrations.get(name, {})
-        same = found and found["metadata"]["uid"] == uid
-        known = found.get("status", {}) if same else {}
+        existing = self.api.registrations.get(name, {})
+        same = existing and existing["metadata"]["uid"] == uid
+        former_status = existing.get("status", {}) if same else {}
         metadata = {"name": name, "uid": uid, "generation": 1, "resourceVersion": str(next(_versions))}
         obj = {
             "metadata": metadata | ({"creationTimestamp": made} if made else {}),
             "spec": {"controlPlaneRef": {"name": of}, "mode": mode},
-            "status": known | {"ready": True, "mode": mode, "controlPlaneUID": f"uid-{of}"} | status,
+            "status": former_status | {"ready": True, "mode": mode, "controlPlaneUID": f"uid-{of}"} | status,
         }
         self.api.registrations[name] = obj
         self.stores.registrations.apply(copy.deepcopy(obj))
 
     def drop(self, name: str) -> None:
-        gone = self.api.registrations.pop(name)
-        self.stores.registrations.remove({**gone, "metadata": {**gone["metadata"], "resourceVersion": "999999"}})
+        registration = self.api.registrations.pop(name)
+        self.stores.registrations.remove(
+            {**registration, "metadata": {**registration["metadata"], "resourceVersion": "999999"}}
+        )
 
     def reason(self) -> str:
         conditions = self.api.registrations["foo"]["status"].get("conditions", [])
-        return next((each["reason"] for each in conditions if each["type"] == "DedicatedReady"), "")
+        return next((condition["reason"] for condition in conditions if condition["type"] == "DedicatedReady"), "")
 
 
 def control_plane(name: str, **metadata: Any) -> dict[str, Any]:
@@ -175,29 +180,29 @@ def control_plane(name: str, **metadata: Any) -> dict[str, Any]:
     return {"metadata": {**fixed, **metadata}, "spec": {}}
 
 
-async def test_one_that_is_made_again_has_nothing_of_the_former() -> None:
+async def test_recreated_registration_loses_mcm_of_former_uid() -> None:
     world = World()
     world.put("foo", uid="first", mode="Dedicated")
     await world.reconciler.reconcile(KEY)
     assert world.programs.names() == [mcm_name("cp", uid="first")]
-    # Both come before anybody looks.
+    # The deletion and the creation come before the reconcile.
     world.put("foo", uid="second", mode="Shared")
     await world.reconciler.reconcile(KEY)
     assert world.programs.names() == []
     assert "first" not in world.identities.holders()
 
-    # Nothing but the program itself tells of it any more.
+    # Only the running program still shows that this mcm exists.
     world.programs.present[mcm_name("cp", uid="second")] = None
     await world.reconciler.reconcile(KEY)
     assert world.programs.names() == []
 
-    # An operator that remembers nothing of the former one.
+    # A new operator has no memory of the former registration.
     world.programs.present[mcm_name("cp", uid="first")] = None
     await world.orphans.collect()
     assert world.programs.names() == []
 
 
-async def test_an_end_that_lasts_is_told_once_and_is_no_trouble() -> None:
+async def test_slow_stop_posts_one_event_without_warning() -> None:
     world = World()
     connect(world.stores, queues=world.queues)
     world.put("foo", uid="first", mode="Dedicated")
@@ -212,11 +217,11 @@ async def test_an_end_that_lasts_is_told_once_and_is_no_trouble() -> None:
         assert result is not None
         assert world.reason() == "McmEnding"
     assert world.said.reasons == [("McmEnding", False)]
-    # That it begins, and what is left.
+    # The first write reports the start of the stop, the second write the pods that are left.
     assert world.api.written == 2
     assert len(world.queues.mcms) == 0
-    told = world.api.registrations["foo"]["status"]["conditions"][0]["message"]
-    assert "pods: mcm" in told
+    message = world.api.registrations["foo"]["status"]["conditions"][0]["message"]
+    assert "pods: mcm" in message
     world.programs.lasts = False
     assert await world.reconciler.reconcile(KEY) is None
     assert world.reason() == ""
@@ -227,7 +232,7 @@ async def drained(queues: Queues) -> None:
         queues.mcms.done(await taken(queues.mcms))
 
 
-async def test_an_end_that_lasts_is_awaited_though_its_rights_are_gone() -> None:
+async def test_slow_stop_is_awaited_after_rights_are_revoked() -> None:
     world = World()
     world.put("foo", uid="first", mode="Dedicated")
     await world.reconciler.reconcile(KEY)
@@ -240,7 +245,7 @@ async def test_an_end_that_lasts_is_awaited_though_its_rights_are_gone() -> None
     assert world.programs.names() == []
 
 
-async def test_no_mcm_is_started_at_a_control_plane_that_is_removed() -> None:
+async def test_no_mcm_is_started_for_control_plane_being_deleted() -> None:
     world = World()
     world.put("foo", uid="first", mode="Dedicated")
     await world.reconciler.reconcile(KEY)
@@ -251,7 +256,7 @@ async def test_no_mcm_is_started_at_a_control_plane_that_is_removed() -> None:
     world.programs.lasts = True
     for _ in range(3):
         await world.reconciler.reconcile(KEY)
-    # Only its end, which is known, is said in its place.
+    # The operator removes `instance` only after the mcm has stopped.
     assert "instance" in world.api.registrations["foo"]["status"]
     world.programs.lasts = False
     assert await world.reconciler.reconcile(KEY) is None
@@ -259,13 +264,13 @@ async def test_no_mcm_is_started_at_a_control_plane_that_is_removed() -> None:
     assert "instance" not in world.api.registrations["foo"]["status"]
 
 
-async def test_its_mcm_ends_while_its_control_plane_sleeps() -> None:
+async def test_mcm_is_stopped_while_control_plane_sleeps() -> None:
     world = World()
     world.put("foo", uid="first", mode="Dedicated")
     await world.reconciler.reconcile(KEY)
     instance = {"controlPlaneUID": "uid-cp", "mode": "Dedicated"}
     world.put("foo", uid="first", mode="Dedicated", ready=False, instance=instance)
-    # Not for any reason why it is not ready for a while.
+    # A registration that is not ready for another reason keeps its mcm.
     await world.reconciler.reconcile(KEY)
     assert world.programs.names() == [mcm_name("cp", uid="first")]
     sleep = {"hibernation": {"since": "2026-01-01T00:00:00Z", "reason": "Idle"}}
@@ -279,7 +284,7 @@ async def test_its_mcm_ends_while_its_control_plane_sleeps() -> None:
     assert world.programs.names() == [mcm_name("cp", uid="first")]
 
 
-async def test_who_waits_for_the_one_of_many_says_so() -> None:
+async def test_wait_for_shared_mcm_is_reported_without_warning() -> None:
     world = World()
     world.put("foo", uid="first", mode="Dedicated", instance={"controlPlaneUID": "uid-cp"})
     await world.reconciler.reconcile(KEY)
@@ -300,7 +305,7 @@ def same_mark() -> tuple[str, str]:
     raise AssertionError
 
 
-async def test_of_two_with_one_mark_the_eldest_has_it_and_neither_ends_the_other() -> None:
+async def test_eldest_of_two_registrations_with_same_mark_keeps_mcm() -> None:
     world = World()
     elder, younger = same_mark()
     connect(world.stores, queues=world.queues)
@@ -312,14 +317,14 @@ async def test_of_two_with_one_mark_the_eldest_has_it_and_neither_ends_the_other
         await world.reconciler.reconcile(KEY)
         await world.reconciler.reconcile(("", "bar"))
     assert world.programs.names() == [mcm_name("cp", uid=elder)]
-    # It may have it when the other one is gone, and is woken for that.
+    # The deletion of the elder enqueues the younger, which may then use the mark.
     await drained(world.queues)
     world.drop("foo")
     assert len(world.queues.mcms) == 2
 
 
 @pytest.mark.parametrize("listed_first", [True, False])
-async def test_rights_that_are_given_during_a_list_are_remembered(listed_first: bool) -> None:
+async def test_rights_granted_during_list_are_remembered(listed_first: bool) -> None:
     world = World()
     for gate in (world.api.before_list, world.api.before_rights):
         gate.clear()
@@ -335,14 +340,14 @@ async def test_rights_that_are_given_during_a_list_are_remembered(listed_first: 
     assert world.identities.holders() == {"first"}
 
 
-async def test_a_paused_one_keeps_a_token_that_is_good(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_paused_registration_gets_renewed_token(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(config=ClusterConfig(server="https://127.0.0.1:1", ca_data=None, token="own"))
     tokens = itertools.count()
     monkeypatch.setattr(world.identities, "token", lambda _: answer(f"token-{next(tokens)}"))
     monkeypatch.setattr(world.identities, "renewed_in", lambda _: 400.0)
     world.put("foo", uid="first", mode="Dedicated")
     result = await world.reconciler.reconcile(KEY)
-    # Before it ends, however short a time the API server lets it last.
+    # The requeue comes before the expiry of the token, even with a short lifetime.
     assert result is not None
     assert result.requeue_after_seconds is not None
     assert result.requeue_after_seconds <= 480.0

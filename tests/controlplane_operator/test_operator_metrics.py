@@ -1,4 +1,4 @@
-"""What Prometheus is told, and that a control plane that is gone leaves nothing behind."""
+"""Metrics of the operator. The series of a control plane end with the control plane."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def samples(registry: CollectorRegistry) -> dict[tuple[str, str], float]:
     }
 
 
-def test_the_expiry_of_each_published_secret_goes_with_its_control_plane() -> None:
+def test_expiry_of_published_secrets_ends_with_control_plane() -> None:
     stores, registry = Stores(), CollectorRegistry()
     registry.register(ExpiryMetrics(stores))
     now = datetime.now(UTC)
@@ -51,15 +51,15 @@ def test_the_expiry_of_each_published_secret_goes_with_its_control_plane() -> No
         stores.control_planes.apply(control_plane(name))
         stores.secrets.apply(secret(name, "kubeconfig", ends=(now + timedelta(hours=1)).isoformat()))
         stores.secrets.apply(secret(name, "controllers", ends=(now - timedelta(hours=1)).isoformat()))
-    found = samples(registry)
-    assert set(found) == {(name, kind) for name in ("a", "b") for kind in ("kubeconfig", "controllers")}
-    assert found["a", "kubeconfig"] == pytest.approx(3600, abs=5)
-    assert found["b", "controllers"] == pytest.approx(-3600, abs=5)
+    expiries = samples(registry)
+    assert set(expiries) == {(name, kind) for name in ("a", "b") for kind in ("kubeconfig", "controllers")}
+    assert expiries["a", "kubeconfig"] == pytest.approx(3600, abs=5)
+    assert expiries["b", "controllers"] == pytest.approx(-3600, abs=5)
     stores.control_planes.remove(control_plane("a", version=2))
     assert {name for name, _ in samples(registry)} == {"b"}
 
 
-def test_what_somebody_wrote_into_a_secret_does_not_end_the_metrics() -> None:
+def test_expiry_metrics_skip_invalid_annotations() -> None:
     stores, registry = Stores(), CollectorRegistry()
     registry.register(ExpiryMetrics(stores))
     for name, ends in (("a", "soon"), ("b", "2099-01-01T00:00:00"), ("c", "2099-01-01T00:00:00+00:00")):
@@ -68,11 +68,11 @@ def test_what_somebody_wrote_into_a_secret_does_not_end_the_metrics() -> None:
     assert set(samples(registry)) == {("c", "kubeconfig")}
 
 
-def test_bootstrap_seconds_and_deleted_keys_have_no_series_of_a_control_plane() -> None:
+def test_bootstrap_and_key_metrics_have_no_control_plane_label() -> None:
     metrics = Metrics()
     created = (datetime.now(UTC) - timedelta(seconds=4)).isoformat()
-    one = {"metadata": {"name": "acme", "creationTimestamp": created}, "spec": {}}
-    metrics.published(ControlPlane.model_validate(one))
+    acme = {"metadata": {"name": "acme", "creationTimestamp": created}, "spec": {}}
+    metrics.published(ControlPlane.model_validate(acme))
     metrics.keys_deleted(186)
     metrics.keys_deleted(14)
     shown = generate_latest(metrics.registry).decode()
@@ -82,8 +82,8 @@ def test_bootstrap_seconds_and_deleted_keys_have_no_series_of_a_control_plane() 
     assert "acme" not in shown
 
 
-def test_a_migration_is_told_of_while_it_is_under_way() -> None:
-    """One that is only planned, or has changed the home, has no series."""
+def test_migration_started_metric_exists_only_before_home_changes() -> None:
+    """A planned migration, and a migration that has changed the home, have no series."""
     stores, metrics = Stores(), Metrics()
     metrics.observe(control_planes=stores.control_planes, queues={})
     steps = {"planned": None, "moves": "Copying", "cut": "Cutting", "moved": "Retaining", "ended": "Completed"}
@@ -93,5 +93,5 @@ def test_a_migration_is_told_of_while_it_is_under_way() -> None:
             migration |= {"step": step, "startedTime": "2026-11-23T12:00:00Z"}
         stores.control_planes.apply({**control_plane(name), "status": {"migration": migration}})
     started = datetime(2026, 11, 23, 12, tzinfo=UTC).timestamp()
-    (family,) = (each for each in metrics.registry.collect() if each.name.startswith("kplane_migration_started"))
-    assert {each.labels["control_plane"]: each.value for each in family.samples} == {"moves": started, "cut": started}
+    (family,) = (item for item in metrics.registry.collect() if item.name.startswith("kplane_migration_started"))
+    assert {item.labels["control_plane"]: item.value for item in family.samples} == {"moves": started, "cut": started}

@@ -1,4 +1,4 @@
-"""Pairs: a control plane moves when its registrations have let go of the former address, and not before."""
+"""Endpoint switch: a control plane moves to another address only after its registrations released the former."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CONTROLLERS = {"name": "controlplane-acme-controllers", "namespace": "kplane-cp
 
 
 class World:
-    """One control plane and one registration, in the stores as the operator keeps them."""
+    """A control plane and a registration in the operator's stores."""
 
     def __init__(self) -> None:
         self.stores, self.queues = Stores(), Queues()
@@ -53,9 +53,9 @@ class World:
         self.stores.secrets.apply({"metadata": metadata, "data": data})
 
     def registration(self, *, at: str | None, secret: dict[str, str] | None = None) -> ControlPlaneRegistration:
-        told: dict[str, Any] = {"ready": False}
+        status: dict[str, Any] = {"ready": False}
         if at is not None:
-            told = {
+            status = {
                 "ready": True,
                 "resolvedEndpoint": at,
                 "resolvedKubeconfigSecretRef": secret or _ADMIN,
@@ -64,16 +64,16 @@ class World:
         spec: dict[str, Any] = {"controlPlaneRef": {"name": "acme"}}
         if secret is not None:
             spec["kubeconfigSecretRef"] = secret
-        obj = {"metadata": self._metadata("reg"), "spec": spec, "status": told}
+        obj = {"metadata": self._metadata("reg"), "spec": spec, "status": status}
         self.stores.registrations.apply(obj)
         return ControlPlaneRegistration.model_validate(obj)
 
     def check(self, registration: ControlPlaneRegistration, of: ControlPlane) -> None:
-        found = resolve(registration, control_plane=of, endpoint=None, standing=SecretStanding.USABLE)
-        self.switch.check(registration, found, of=of)
+        resolution = resolve(registration, control_plane=of, endpoint=None, standing=SecretStanding.USABLE)
+        self.switch.check(registration, resolution, of=of)
 
 
-async def test_a_move_waits_until_registrations_have_let_go() -> None:
+async def test_move_waits_until_registrations_release_the_address() -> None:
     world, steps = World(), list[str]()
     control_plane, registration = world.control_plane(), world.registration(at=_OLD)
 
@@ -86,29 +86,29 @@ async def test_a_move_waits_until_registrations_have_let_go() -> None:
     assert key == ("", "reg")
     assert steps == []
     async with world.switch.resolving("acme"):
-        with pytest.raises(ConditionError, match="is moving to another address") as told:
+        with pytest.raises(ConditionError, match="is moving to another address") as refusal:
             world.check(registration, control_plane)
-        assert told.value.waits_for_event
+        assert refusal.value.waits_for_event
         world.registration(at=None)
         await asyncio.sleep(0)
-        # Whoever holds the pair publishes first.
+        # The holder of the lock publishes first.
         assert steps == []
         steps.append("let go")
     await asyncio.wait_for(task, 1)
     assert steps == ["let go", "written"]
     world.queues.registrations.done(key)
-    # It is told that it may name the new one.
+    # The registration is enqueued to resolve the new address.
     assert await asyncio.wait_for(taken(world.queues.registrations), 1) == key
 
 
-async def test_what_is_published_during_a_move_is_waited_for_too() -> None:
+async def test_move_waits_for_registration_published_meanwhile() -> None:
     world = World()
     control_plane = world.control_plane()
     async with world.switch.resolving("acme"):
         moving = world.switch.moving(control_plane, to=_NEW)
         task = asyncio.ensure_future(moving.__aenter__())
         await asyncio.sleep(0)
-        # It was resolved before the move began, and is published just now.
+        # The registration was resolved before the move, and is published during the move.
         world.registration(at=_OLD)
     await asyncio.sleep(0.01)
     assert not task.done()
@@ -117,7 +117,7 @@ async def test_what_is_published_during_a_move_is_waited_for_too() -> None:
     await moving.__aexit__(None, None, None)
 
 
-async def test_a_registration_that_does_not_let_go_stops_the_move(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_registration_that_keeps_the_address_stops_the_move(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_FREED_SECONDS", 0.02)
     world = World()
     control_plane, registration = world.control_plane(), world.registration(at=_OLD)
@@ -128,7 +128,7 @@ async def test_a_registration_that_does_not_let_go_stops_the_move(monkeypatch: p
 
 
 @pytest.mark.parametrize("endpoint", [None, _NEW], ids=["published for the first time", "stays where it is"])
-async def test_without_a_move_nobody_is_waited_for(endpoint: str | None) -> None:
+async def test_first_or_same_address_enqueues_no_registration(endpoint: str | None) -> None:
     world = World()
     world.registration(at=_NEW)
     async with world.switch.moving(world.control_plane(endpoint=endpoint), to=_NEW):
@@ -136,28 +136,28 @@ async def test_without_a_move_nobody_is_waited_for(endpoint: str | None) -> None
 
 
 @pytest.mark.parametrize("moved", [(_ADMIN,), (_CONTROLLERS,), (_ADMIN, _CONTROLLERS)])
-async def test_after_a_crash_in_a_move_the_former_address_is_not_named_again(moved: tuple[dict[str, str], ...]) -> None:
+async def test_check_refuses_former_address_after_crash_in_move(moved: tuple[dict[str, str], ...]) -> None:
     world = World()
     for reference in moved:
         world.secret(reference, server=_NEW)
-    with pytest.raises(ConditionError, match="is for the address that it moves to") as told:
+    with pytest.raises(ConditionError, match="is for the address that it moves to") as refusal:
         world.check(world.registration(at=None), world.control_plane())
-    assert told.value.reason == "EndpointPending"
+    assert refusal.value.reason == "EndpointPending"
     for reference in (_ADMIN, _CONTROLLERS):
         world.secret(reference, server=_NEW)
     world.check(world.registration(at=None), world.control_plane(endpoint=_NEW))
 
 
-async def test_what_somebody_writes_into_a_secret_ends_nothing_that_runs() -> None:
+async def test_check_keeps_resolved_registration_after_edit_of_secret() -> None:
     world = World()
     world.secret(_ADMIN, server="https://evil.example")
     world.check(world.registration(at=_OLD), world.control_plane())
 
 
-async def test_a_secret_of_the_registrations_own_choice_is_no_part_of_the_pair() -> None:
-    world, own = World(), {"name": "own", "namespace": "elsewhere"}
+async def test_registration_with_own_secret_does_not_delay_the_move() -> None:
+    world, own_secret = World(), {"name": "own", "namespace": "elsewhere"}
     world.secret(_ADMIN, server=_NEW)
-    world.check(world.registration(at=None, secret=own), world.control_plane())
-    world.registration(at=_OLD, secret=own)
+    world.check(world.registration(at=None, secret=own_secret), world.control_plane())
+    world.registration(at=_OLD, secret=own_secret)
     async with asyncio.timeout(1), world.switch.moving(world.control_plane(), to=_NEW):
         pass

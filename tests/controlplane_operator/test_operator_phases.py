@@ -1,4 +1,4 @@
-"""The status of a control plane is made of what the phases of one pass found."""
+"""Status of a control plane: computed from the results of the phases of a pass."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PUBLISHED = {"endpoint": _URL, "version": "v1.36.3"}
 @pytest.fixture
 def summary() -> Summary:
     context: Any = SimpleNamespace(gateway=None, stores=Stores())
-    sleeper: Any = None  # a sleep is only asked about if it was decided about
+    sleeper: Any = None  # the summary uses the sleeper only after a decision about sleep
     runtime: Any = SimpleNamespace(runs_pods=True)
     return Summary(context, sleeper=sleeper, runtime=runtime)
 
@@ -85,7 +85,7 @@ def published(**found: Any) -> dict[str, Any]:
         (Reason.CREDENTIALS_MISSING, "Pending", "Failed"),
     ],
 )
-def test_once_published_it_is_never_at_its_beginning_again_and_keeps_what_is_published(
+def test_failure_of_published_control_plane_keeps_published_status(
     summary: Summary, reason: Reason, first: str, later: str
 ) -> None:
     failure = ConditionError(reason, "not now")
@@ -97,49 +97,51 @@ def test_once_published_it_is_never_at_its_beginning_again_and_keeps_what_is_pub
     assert (ready.status, ready.reason, ready.message, ready.observed_generation) == ("False", reason, "not now", 3)
 
 
-def test_it_is_ready_when_all_phases_have_been_passed(summary: Summary) -> None:
-    kept = {
+def test_status_is_ready_without_synced_after_complete_pass(summary: Summary) -> None:
+    synced_condition = {
         "type": SYNCED,
         "status": "False",
         "reason": "TimedOut",
         "message": "",
         "lastTransitionTime": "2026-01-01T00:00:00Z",
     }
-    status = summary.status(look(status={"conditions": [kept]}, **published()))
+    status = summary.status(look(status={"conditions": [synced_condition]}, **published()))
     assert (status.phase, status.endpoint, status.observed_generation) == ("Ready", _URL, 3)
-    assert [(each.type, each.status, each.reason) for each in status.conditions] == [("Ready", "True", "Reconciled")]
+    assert [(condition.type, condition.status, condition.reason) for condition in status.conditions] == [
+        ("Ready", "True", "Reconciled")
+    ]
 
 
 def test_summary_names_webhooks_on_leases_until_a_pass_finds_none(summary: Summary) -> None:
     guard = Guard(kind="ValidatingWebhookConfiguration", configuration="guard", webhook="guard.example.com")
 
     def passed(guards: tuple[Guard, ...] | None, *conditions: Condition) -> list[Condition]:
-        found = published() | {"credentials": SimpleNamespace(incomplete=None, lease_guards=guards)}
-        told = [each.model_dump(mode="json", by_alias=True) for each in conditions]
-        return summary.status(look(status={**_PUBLISHED, "conditions": told}, **found)).conditions
+        results = published() | {"credentials": SimpleNamespace(incomplete=None, lease_guards=guards)}
+        stored_conditions = [condition.model_dump(mode="json", by_alias=True) for condition in conditions]
+        return summary.status(look(status={**_PUBLISHED, "conditions": stored_conditions}, **results)).conditions
 
     conditions = passed((guard,))
     unguarded = find_condition(conditions, "LeasesUnguarded")
     assert unguarded is not None
     assert (unguarded.status, unguarded.reason) == ("False", "WebhooksOnLeases")
     assert "webhook 'guard.example.com' of ValidatingWebhookConfiguration guard" in unguarded.message
-    # A pass that did not look says nothing new.
+    # A pass without a check keeps the condition.
     assert find_condition(passed(None, *conditions), "LeasesUnguarded") == unguarded
     assert find_condition(passed((), *conditions), "LeasesUnguarded") is None
 
 
-def test_what_is_published_is_renewed_while_a_person_is_needed(summary: Summary) -> None:
+def test_status_keeps_publishing_while_user_action_is_needed(summary: Summary) -> None:
     role = ConditionError(Reason.ROLE_NOT_FOUND, "no such role")
-    found = published() | {"credentials": SimpleNamespace(incomplete=role, lease_guards=None)}
-    status = summary.status(look(status=_PUBLISHED, **found))
+    results = published() | {"credentials": SimpleNamespace(incomplete=role, lease_guards=None)}
+    status = summary.status(look(status=_PUBLISHED, **results))
     assert (status.phase, status.conditions[0].reason) == ("Failed", "RoleNotFound")
-    taken = ConditionError(Reason.ENDPOINT_INVALID, "another one's")
-    status = summary.status(look(status={"endpoint": "https://old"}, failure=taken, **published()))
+    refusal = ConditionError(Reason.ENDPOINT_INVALID, "another one's")
+    status = summary.status(look(status={"endpoint": "https://old"}, failure=refusal, **published()))
     assert (status.phase, status.endpoint, status.conditions[0].reason) == ("Failed", _URL, "EndpointInvalid")
 
 
 @pytest.mark.parametrize("again", [Result(60.0), None])
-def test_what_is_due_is_looked_at_also_while_a_person_is_needed(
+def test_next_keeps_requeue_while_user_action_is_needed(
     reconciler: ControlPlaneReconciler, monkeypatch: pytest.MonkeyPatch, again: Result | None
 ) -> None:
     metrics = SimpleNamespace(condition_failed=lambda *_, **__: None)
@@ -154,27 +156,27 @@ def test_incomplete_setup_of_a_published_control_plane_is_counted(
     metrics = Metrics()
     monkeypatch.setattr(reconciler._context, "metrics", metrics, raising=False)
     role = ConditionError(Reason.ROLE_NOT_FOUND, "no such role")
-    found = published() | {"credentials": SimpleNamespace(incomplete=role, lease_guards=None)}
-    assert reconciler._next(("", "acme"), look(status=_PUBLISHED, again=Result(60.0), **found)) == Result(60.0)
+    results = published() | {"credentials": SimpleNamespace(incomplete=role, lease_guards=None)}
+    assert reconciler._next(("", "acme"), look(status=_PUBLISHED, again=Result(60.0), **results)) == Result(60.0)
     counted = metrics.registry.get_sample_value(
         "kplane_reconcile_failures_total", {"controller": "controlplane", "reason": "RoleNotFound"}
     )
     assert counted == 1.0
 
 
-def test_failure_before_the_first_publication_is_counted_once_it_lasts(
+def test_failure_before_first_publication_is_counted_once_it_lasts(
     reconciler: ControlPlaneReconciler, summary: Summary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The phase stays Provisioning, and the reason names the failure: of each change of it there is an Event."""
+    """The phase stays Provisioning. The reason names the failure, because each change of the reason posts an Event."""
     metrics, clock, key = Metrics(), iter((0.0, 1.0, 5.0, 20.0)), ("", "acme")
     monkeypatch.setattr(reconciler._context, "metrics", metrics, raising=False)
     monkeypatch.setattr(reconciler, "_first_tries", FirstTries(clock=lambda: next(clock)))
     seen = []
     for _ in range(4):
-        one = look(failure=ConditionError(Reason.ETCD_UNAVAILABLE, "etcd: no space left on device"))
-        reconciler._judge(key, one)
-        status = summary.status(one)
-        reconciler._next(key, one)
+        current_pass = look(failure=ConditionError(Reason.ETCD_UNAVAILABLE, "etcd: no space left on device"))
+        reconciler._judge(key, current_pass)
+        status = summary.status(current_pass)
+        reconciler._next(key, current_pass)
         counted = metrics.registry.get_sample_value(
             "kplane_reconcile_failures_total", {"controller": "controlplane", "reason": "EtcdUnavailable"}
         )
@@ -184,7 +186,7 @@ def test_failure_before_the_first_publication_is_counted_once_it_lasts(
     assert seen == [waits] * 3 + [("Provisioning", "EtcdUnavailable", message, 1.0)]
 
 
-def test_published_control_plane_tells_a_lasting_refusal_inside_after_some_tries(
+def test_lasting_bootstrap_failure_is_reported_after_three_tries(
     reconciler: ControlPlaneReconciler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter((0.0, 1.0, 5.0, 20.0))
@@ -192,25 +194,25 @@ def test_published_control_plane_tells_a_lasting_refusal_inside_after_some_tries
     provision, identity = published()["provision"], cast("Any", None)
     seen = []
     for _ in range(4):
-        refused = ConditionError(Reason.BOOTSTRAP_FAILED, "answered 500")
-        credentials = Credentials(identity, identity, "v1.36.3", incomplete=refused)
-        one = look(status=_PUBLISHED, provision=provision, credentials=credentials, published=_PUBLISHED)
-        reconciler._judge(("", "acme"), one)
-        seen.append(one.ready[0])
+        refusal = ConditionError(Reason.BOOTSTRAP_FAILED, "answered 500")
+        credentials = Credentials(identity, identity, "v1.36.3", incomplete=refusal)
+        current_pass = look(status=_PUBLISHED, provision=provision, credentials=credentials, published=_PUBLISHED)
+        reconciler._judge(("", "acme"), current_pass)
+        seen.append(current_pass.ready[0])
     assert seen == [Reason.BOOTSTRAPPING] * 3 + [Reason.BOOTSTRAP_FAILED]
 
 
-async def test_deletion_of_admission_has_the_same_pass_look_at_leases_again(
+async def test_deletion_of_admission_makes_same_pass_check_leases_again(
     reconciler: ControlPlaneReconciler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Afterwards the annotation is gone, so nothing else tells that what was verified is out of date."""
-    one = look()
+    """The deletion removes the annotation, so a later pass cannot know that the verified state is out of date."""
+    current_pass = look()
     value = "ValidatingWebhookConfiguration/leases"
-    one.control_plane.metadata.annotations[DELETE_ADMISSION_ANNOTATION] = value
+    current_pass.control_plane.metadata.annotations[DELETE_ADMISSION_ANNOTATION] = value
     monkeypatch.setattr(reconciler._context, "connections", None, raising=False)
     monkeypatch.setattr("kplane.controlplane_operator.controlplanes.reconciler.delete_named", _without_annotation)
     reconciler._issuer._verified["1"] = cast("Any", "verified")
-    await reconciler._delete_admission(one, published()["provision"])
+    await reconciler._delete_admission(current_pass, published()["provision"])
     assert reconciler._issuer._verified == {}
 
 
@@ -219,19 +221,21 @@ async def _without_annotation(_: Any, control_plane: ControlPlane, __: Any) -> C
     return control_plane.model_copy(update={"metadata": metadata})
 
 
-async def test_a_class_that_asks_for_host_names_without_a_domain_takes_no_address(
+async def test_host_name_class_without_domain_keeps_published_address(
     reconciler: ControlPlaneReconciler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = Gateway(url="https://api.example.org", ca=b"", namespace="kplane-gateway")
     by_path = gateway.address("acme")
-    one = look(status={"endpoint": _URL, "endpoints": [{"type": "External", "url": by_path}]})
-    chosen = ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": {"endpointStyle": "HostName"}})
-    one.followed = ClassInForce(chosen)
-    own = Provision(Addresses(_URL, _URL, _URL), ClusterConfig(server=_URL), authorities=cast("Any", "some"))
-    monkeypatch.setattr(reconciler._sleeper, "hibernate", AsyncMock(return_value=own))
+    current_pass = look(status={"endpoint": _URL, "endpoints": [{"type": "External", "url": by_path}]})
+    control_plane_class = ControlPlaneClass.model_validate(
+        {"metadata": {"name": "gold"}, "spec": {"endpointStyle": "HostName"}}
+    )
+    current_pass.followed = ClassInForce(control_plane_class)
+    provision = Provision(Addresses(_URL, _URL, _URL), ClusterConfig(server=_URL), authorities=cast("Any", "some"))
+    monkeypatch.setattr(reconciler._sleeper, "hibernate", AsyncMock(return_value=provision))
     monkeypatch.setattr(reconciler._claims, "confirm", Mock(), raising=False)
     monkeypatch.setattr(reconciler._context, "gateway", gateway, raising=False)
-    found = await reconciler._backend(one, cast("Any", None), decision=cast("Any", None))
-    assert found.addresses == Addresses(_URL, by_path, _URL)
-    assert one.failure is not None
-    assert one.failure.reason is Reason.NO_GATEWAY_DOMAIN
+    published_provision = await reconciler._backend(current_pass, cast("Any", None), decision=cast("Any", None))
+    assert published_provision.addresses == Addresses(_URL, by_path, _URL)
+    assert current_pass.failure is not None
+    assert current_pass.failure.reason is Reason.NO_GATEWAY_DOMAIN

@@ -1,4 +1,4 @@
-"""Who has which API server that kplane does not run, or which path of one, also while endpoints are edited."""
+"""Claims of addresses of API servers that kplane does not run, also while endpoints are edited."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ _ADOPTED = {
         ("https://127.0.0.1", "https://2130706433"),
     ],
 )
-def test_one_place_has_one_spelling(url: str, other: str) -> None:
+def test_normalized_address_is_equal_for_all_spellings(url: str, other: str) -> None:
     assert normalized_address(url) == normalized_address(other) == normalized_address(normalized_address(url))
 
 
 @pytest.mark.parametrize("other", ["https://api.example:444", "https://api.example/base", "https://b.example"])
-def test_other_addresses_are_other_places(other: str) -> None:
+def test_normalized_address_differs_for_other_addresses(other: str) -> None:
     assert normalized_address("https://api.example") != normalized_address(other)
 
 
-def test_what_is_no_url_is_nobodys_place() -> None:
+def test_invalid_url_is_no_held_or_written_address() -> None:
     assert held_addresses({"status": {"conditions": [_ADOPTED], "endpoint": "https://[1::2::3]"}}) == []
     assert written_addresses({"spec": {"endpoint": "https://[1::2::3]"}, "status": {"endpoint": "https://x"}}) == [
         "https://x:443"
@@ -63,7 +63,7 @@ def test_what_is_no_url_is_nobodys_place() -> None:
 
 
 class Field:
-    """Control planes that are led to places, and an operator that may begin again."""
+    """Control planes with endpoints at addresses, and an operator that can restart."""
 
     def __init__(self) -> None:
         self.stores = Stores()
@@ -75,7 +75,7 @@ class Field:
         self.claims = AddressClaims(self.stores, address=lambda one: self._wanted.get(one.name))
 
     def led(self, name: str, to: str, *, age: int = 0, deleting: bool = False, **status: Any) -> ControlPlane:
-        """Have a control plane of mode Dedicated whose endpoint leads to a place."""
+        """Store a control plane of mode Dedicated whose endpoint has address `to`."""
         self._version += 1
         version = str(self._version)
         self._wanted[name] = to
@@ -95,9 +95,9 @@ class Field:
         return ControlPlane.model_validate(obj)
 
     def refused(self, control_plane: ControlPlane, *, because_of: str) -> None:
-        with pytest.raises(ConditionError, match=f"is that of control plane {because_of},") as told:
+        with pytest.raises(ConditionError, match=f"is that of control plane {because_of},") as refusal:
             self.claims.take(control_plane)
-        assert told.value.reason == "EndpointInUse"
+        assert refusal.value.reason == "EndpointInUse"
 
 
 @pytest.fixture
@@ -105,12 +105,12 @@ def field() -> Field:
     return Field()
 
 
-def test_a_place_is_its_holders_though_an_older_ones_endpoint_is_led_to_it(field: Field) -> None:
+def test_address_stays_with_holder_against_older_control_plane(field: Field) -> None:
     younger = field.led("younger", _RIGHT, endpoint=_RIGHT)
     older = field.led("older", _RIGHT, age=9, endpoint=_LEFT)
     field.refused(older, because_of="younger")
     assert field.claims.take(younger) == _RIGHT
-    # What each of them left behind is its own, and the younger one's end gives the place away.
+    # Each control plane holds its own data. The deletion of the younger frees the address.
     assert field.claims.holds(younger)
     assert field.claims.holds(older)
     field.stores.control_planes.remove({"metadata": {"name": "younger", "resourceVersion": "99"}})
@@ -118,7 +118,7 @@ def test_a_place_is_its_holders_though_an_older_ones_endpoint_is_led_to_it(field
 
 
 @pytest.mark.parametrize("written", ["claimedAddress", "endpoint"])
-def test_an_operator_that_begins_again_finds_written_down_who_has_what(field: Field, written: str) -> None:
+def test_status_names_holder_after_restart_of_operator(field: Field, written: str) -> None:
     status: dict[str, Any] = {written: _RIGHT}
     holder = field.led("holder", _RIGHT, **status)
     older = field.led("older", _RIGHT, age=9)
@@ -127,9 +127,9 @@ def test_an_operator_that_begins_again_finds_written_down_who_has_what(field: Fi
     assert not field.claims.holds(older)
 
 
-def test_a_namespace_says_who_has_what_until_the_status_does(field: Field) -> None:
-    """The namespace is made first, so it is what a pass leaves that is cut off before its status."""
-    begun = field.led("begun", _RIGHT)
+def test_namespace_names_holder_until_status_does(field: Field) -> None:
+    """A pass creates the namespace before it writes the status, so an interrupted pass leaves only the namespace."""
+    interrupted = field.led("begun", _RIGHT)
     metadata = {
         "name": "kplane-cp-begun",
         "resourceVersion": "1",
@@ -140,69 +140,69 @@ def test_a_namespace_says_who_has_what_until_the_status_does(field: Field) -> No
     field.stores.namespaces.apply({"metadata": metadata})
     older = field.led("older", _RIGHT, age=9)
     field.refused(older, because_of="begun")
-    # ... also if its endpoint was edited meanwhile.
-    begun = field.led("begun", _LEFT)
+    # The record also counts after an edit of the endpoint.
+    interrupted = field.led("begun", _LEFT)
     field.refused(older, because_of="begun")
-    assert with_beginning(begun, namespace={"metadata": metadata}).status.claimed_address == _RIGHT
+    assert with_beginning(interrupted, namespace={"metadata": metadata}).status.claimed_address == _RIGHT
     field.led("begun", _LEFT, claimedAddress=_LEFT, deletionPolicy="Retain")
     assert field.claims.take(older) == _RIGHT
 
 
-def test_what_was_granted_a_moment_ago_is_known_before_it_is_written_down(field: Field) -> None:
+def test_granted_address_is_held_before_status_is_written(field: Field) -> None:
     field.claims.take(field.led("first", _LEFT))
     field.refused(field.led("older", _LEFT, age=9), because_of="first")
 
 
-def test_of_those_who_want_a_free_place_the_oldest_gets_it(field: Field) -> None:
+def test_oldest_control_plane_gets_free_address(field: Field) -> None:
     younger, older = field.led("younger", _LEFT), field.led("older", "https://LEFT/", age=9)
     field.led("older", _LEFT, age=9)
     field.refused(younger, because_of="older")
     assert field.claims.take(older) == _LEFT
 
 
-def test_one_that_moves_keeps_its_former_place_until_it_is_published_at_the_next(field: Field) -> None:
+def test_moving_control_plane_holds_both_addresses_until_published(field: Field) -> None:
     moving = field.led("moving", _RIGHT, endpoint=_LEFT, claimedAddress=_LEFT)
     assert field.claims.take(moving) == _RIGHT
-    other = field.led("other", _LEFT, age=9)
-    field.refused(other, because_of="moving")
+    waiting = field.led("other", _LEFT, age=9)
+    field.refused(waiting, because_of="moving")
     moving = field.led("moving", _RIGHT, endpoint=_LEFT, claimedAddress=_RIGHT)
     field.restart()
-    field.refused(other, because_of="moving")
+    field.refused(waiting, because_of="moving")
     field.refused(field.led("another", _RIGHT, age=8), because_of="moving")
     field.led("moving", _RIGHT, endpoint=_RIGHT, claimedAddress=_RIGHT)
-    assert field.claims.take(other) == _LEFT
+    assert field.claims.take(waiting) == _LEFT
 
 
-def test_two_that_an_earlier_version_let_in_are_not_each_others_end(field: Field) -> None:
+def test_only_older_of_two_recorded_holders_holds_the_address(field: Field) -> None:
     older = field.led("older", _LEFT, age=9, endpoint=_LEFT)
     younger = field.led("younger", _LEFT, endpoint=_LEFT, deleting=True)
     assert field.claims.holds(older)
     assert not field.claims.holds(younger)
 
 
-def test_a_place_is_not_free_while_its_holder_is_being_deleted(field: Field) -> None:
+def test_address_stays_taken_while_holder_is_being_deleted(field: Field) -> None:
     field.led("leaving", _RIGHT, endpoint=_LEFT, deleting=True)
     field.refused(field.led("next", _LEFT, age=9), because_of="leaving")
-    # But whoever is only asked to go claims nothing any more.
+    # A control plane that is being deleted and holds no address claims none.
     field.led("going", "https://third", age=9, deleting=True)
     assert field.claims.take(field.led("staying", "https://third")) == "https://third"
 
 
-def test_an_endpoint_that_is_edited_after_the_grant_gets_nobody_in(field: Field) -> None:
-    one = field.led("one", _LEFT)
-    field.claims.take(one)
+def test_confirm_refuses_endpoint_edited_after_grant(field: Field) -> None:
+    holder = field.led("one", _LEFT)
+    field.claims.take(holder)
 
     def provision(url: str) -> Provision:
         return Provision(Addresses(url, url, url), administrator=ClusterConfig(server=url), authorities=None)
 
-    field.claims.confirm(one, provision=provision("https://LEFT/"))
-    with pytest.raises(ConditionError, match="edited a moment ago") as told:
-        field.claims.confirm(one, provision=provision(_RIGHT))
-    assert told.value.reason == "Provisioning"
-    assert not told.value.waits_for_event
+    field.claims.confirm(holder, provision=provision("https://LEFT/"))
+    with pytest.raises(ConditionError, match="edited a moment ago") as refusal:
+        field.claims.confirm(holder, provision=provision(_RIGHT))
+    assert refusal.value.reason == "Provisioning"
+    assert not refusal.value.waits_for_event
 
 
-def test_who_waits_for_a_place_is_looked_at_when_its_holder_moves_away(field: Field) -> None:
+def test_moving_holder_enqueues_control_plane_that_waits(field: Field) -> None:
     field.led("holder", _RIGHT, endpoint=_LEFT)
     field.led("waiting", _LEFT)
     field.led("elsewhere", "https://third")

@@ -1,4 +1,4 @@
-"""Reconcilers that have nothing to do for most objects sleep through their changes, and through no other ones."""
+"""Event predicates: reconcilers of optional features are enqueued only for objects that use the feature."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def obj(name: str, version: int, *, namespace: str = "", **body: Any) -> dict[st
 
 
 async def woken(queues: Queues, *names: str) -> set[str]:
-    found = set()
+    woken_names = set()
     for name in names:
         queue = queues.by_name()[name]
         while len(queue):
             queue.done(await taken(queue))
-            found.add(name)
-    return found
+            woken_names.add(name)
+    return woken_names
 
 
 class World:
-    """A control plane of a class, and whom its changes wake."""
+    """A control plane of a class, and the queues that its changes reach."""
 
     def __init__(self, spec: dict[str, Any] | None) -> None:
         self.stores, self.queues = Stores(), Queues()
@@ -50,7 +50,7 @@ class World:
         return await woken(self.queues, "controlplaneaddons", "snapshotschedule", "dedicatedmcm")
 
 
-async def test_nothing_is_looked_at_that_no_class_asks_for() -> None:
+async def test_class_without_features_enqueues_no_feature_reconciler() -> None:
     world = World({})
     world.change()
     world.change(endpoint="https://cp.example")
@@ -62,33 +62,33 @@ async def test_nothing_is_looked_at_that_no_class_asks_for() -> None:
     ("spec", "wakes"),
     [({"addons": ["quota"]}, "controlplaneaddons"), (_SCHEDULE, "snapshotschedule")],
 )
-async def test_what_a_class_asks_for_is_looked_at_by_each_change(spec: dict[str, Any], wakes: str) -> None:
+async def test_each_change_enqueues_the_feature_of_the_class(spec: dict[str, Any], wakes: str) -> None:
     world = World(spec)
     for endpoint in ("https://cp.example", "https://moved.example"):
         world.change(endpoint=endpoint)
         assert await world.woken() == {wakes}
 
 
-async def test_a_class_that_is_not_known_yet_may_ask_for_everything() -> None:
+async def test_unknown_class_enqueues_addons_and_snapshots() -> None:
     world = World(None)
     world.change(endpoint="https://cp.example")
     assert await world.woken() == {"controlplaneaddons", "snapshotschedule"}
 
 
-async def test_what_was_remembered_of_a_class_counts() -> None:
+async def test_remembered_class_enqueues_its_features() -> None:
     world = World({})
     world.change(rememberedClass={"name": "gold", "spec": {"addons": ["quota"], **_SCHEDULE}})
     assert await world.woken() == {"controlplaneaddons", "snapshotschedule"}
 
 
-async def test_a_class_that_begins_to_ask_wakes_for_all_of_its_control_planes() -> None:
+async def test_new_features_of_class_enqueue_its_control_planes() -> None:
     world = World({})
     world.change()
     world.stores.classes.apply(obj("gold", 20, spec={"addons": ["quota"], **_SCHEDULE}))
     assert await world.woken() == {"controlplaneaddons", "snapshotschedule"}
 
 
-async def test_add_ons_that_are_there_are_removed_and_forgotten() -> None:
+async def test_installed_addons_enqueue_addons_after_class_dropped_them() -> None:
     world = World({})
     installed = {"conditions": [{"type": "AddonsReady", "status": "True"}]}
     world.change(endpoint="https://cp.example", **installed)
@@ -109,7 +109,7 @@ async def test_add_ons_that_are_there_are_removed_and_forgotten() -> None:
         ({"status": {"conditions": [{"type": "DedicatedReady", "status": "False"}]}}, {"status": {}}),
     ],
 )
-async def test_who_runs_mcm_hears_of_each_registration_that_has_one(
+async def test_mcm_is_enqueued_for_registration_with_dedicated_mcm(
     before: dict[str, Any], after: dict[str, Any]
 ) -> None:
     world = World({})
@@ -121,7 +121,7 @@ async def test_who_runs_mcm_hears_of_each_registration_that_has_one(
     assert await world.woken() == {"dedicatedmcm"}
 
 
-async def test_who_runs_mcm_hears_of_no_change_of_others() -> None:
+async def test_mcm_is_not_enqueued_for_shared_registration() -> None:
     world = World({})
     spec = {"controlPlaneRef": {"name": "cp"}, "mode": "Shared"}
     world.stores.registrations.apply(obj("reg", 1, spec=spec))
@@ -132,7 +132,7 @@ async def test_who_runs_mcm_hears_of_no_change_of_others() -> None:
     assert "dedicatedmcm" not in await world.woken()
 
 
-async def test_who_runs_mcm_hears_of_the_control_plane_and_the_class_of_one() -> None:
+async def test_mcm_is_enqueued_by_control_plane_and_class() -> None:
     world = World({})
     world.stores.registrations.apply(obj("reg", 1, spec={"controlPlaneRef": {"name": "cp"}, "mode": "Dedicated"}))
     await world.woken()
@@ -143,11 +143,11 @@ async def test_who_runs_mcm_hears_of_the_control_plane_and_the_class_of_one() ->
 
 
 def registrations(world: World) -> int:
-    """Return the number of registrations that wait now, not those that do later."""
+    """Return the number of registrations in the queue, without delayed additions."""
     return len(world.queues.registrations)
 
 
-async def test_registrations_wait_with_their_words_until_the_control_plane_is_published() -> None:
+async def test_registrations_are_delayed_until_control_plane_is_published() -> None:
     world = World({})
     world.stores.registrations.apply(obj("reg", 1, spec={"controlPlaneRef": {"name": "cp"}}))
     await woken(world.queues, "controlplaneregistration")
@@ -165,7 +165,7 @@ async def test_registrations_wait_with_their_words_until_the_control_plane_is_pu
     world.change(**published, version="v1.36.3")
     assert registrations(world) == 1
     await woken(world.queues, "controlplaneregistration")
-    # What they had resolved to is gone.
+    # The endpoint that the registrations had resolved to is gone.
     world.change()
     assert registrations(world) == 1
 
@@ -178,9 +178,7 @@ async def test_registrations_wait_with_their_words_until_the_control_plane_is_pu
         ([FINALIZER], [], 1),
     ],
 )
-async def test_a_registration_that_is_only_held_is_not_looked_at_again(
-    before: list[str], after: list[str], count: int
-) -> None:
+async def test_added_finalizer_does_not_enqueue_registration(before: list[str], after: list[str], count: int) -> None:
     world = World({})
     for version, finalizers in ((1, before), (2, after)):
         await woken(world.queues, "controlplaneregistration")

@@ -1,4 +1,4 @@
-"""What one API server issued is shown to no other one: told by what is published and where the endpoint leads now."""
+"""Credentials are sent only to the API server that issued them, by comparison of published and current endpoint."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def kubeconfig(server: str = _OLD, ca: bytes = _CA) -> bytes:
     ("case", "another"),
     [
         ({"at": _NEW, "ca": _OTHER_CA}, True),
-        ({"at": _NEW, "ca": _CA}, False),  # it only changed its address
-        ({"at": _OLD, "ca": _OTHER_CA}, False),  # its CA was exchanged
+        ({"at": _NEW, "ca": _CA}, False),  # only the address changed
+        ({"at": _OLD, "ca": _OTHER_CA}, False),  # only the CA changed
         ({"at": _OLD, "ca": _CA}, False),
-        ({"at": _NEW, "ca": _OTHER_CA, "named": None}, False),  # nothing was published yet
+        ({"at": _NEW, "ca": _OTHER_CA, "named": None}, False),  # no endpoint was published yet
     ],
 )
 def test_another_address_with_another_ca_is_another_server(case: dict[str, Any], another: bool) -> None:
     assert told(published=kubeconfig(), **case) is another
 
 
-def test_after_a_crash_in_the_move_what_the_new_one_issued_is_used() -> None:
+def test_credentials_of_new_server_are_used_after_crash_in_move() -> None:
     assert not told(published=kubeconfig(_NEW, _OTHER_CA), at=_NEW, ca=_OTHER_CA)
 
 
-def test_where_nobody_can_tell_nothing_is_shown() -> None:
+def test_unreadable_kubeconfig_counts_as_another_server() -> None:
     assert told(published=b"garbage", at=_NEW, ca=_OTHER_CA)

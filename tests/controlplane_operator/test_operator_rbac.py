@@ -1,4 +1,4 @@
-"""What the operator grants is created where it is new, and applied where it is not."""
+"""RBAC objects of the operator: created if they are new, and applied if they exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BODY = {"metadata": {"name": "binding", "namespace": "ns"}, "roleRef": {"name":
 
 
 class Api:
-    """An API server in which a binding exists or not, and may be of another role."""
+    """Fake API server with or without a binding, which may refer to another role."""
 
     def __init__(self, *, exists: bool, other_role: bool = False) -> None:
         self.exists = exists
@@ -44,6 +44,6 @@ class Api:
         (Api(exists=True, other_role=True), ["create", "apply", "delete", "apply"]),
     ],
 )
-async def test_a_binding_is_created_and_an_existing_one_is_mended(api: Api, calls: list[str]) -> None:
+async def test_create_rbac_creates_applies_or_replaces_binding(api: Api, calls: list[str]) -> None:
     await create_rbac(cast("Client", api), ROLE_BINDINGS, _BODY)
     assert api.calls == calls

@@ -1,4 +1,4 @@
-"""Reasons decide phases, and are labels of a metric, so they are few."""
+"""Reasons decide phases. Reasons are also labels of a metric, so their number is bounded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FIRST = {ControlPlanePhase.PENDING, ControlPlanePhase.PROVISIONING}
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_what_was_published_is_never_at_its_beginning_again(reason: Reason) -> None:
+def test_phase_after_publication_is_never_pending_or_provisioning(reason: Reason) -> None:
     assert reason.phase(published=True) not in _FIRST
 
 
@@ -35,11 +35,11 @@ def test_what_was_published_is_never_at_its_beginning_again(reason: Reason) -> N
         (Reason.WAKING, "Waking", "Waking"),
     ],
 )
-def test_a_person_is_needed_where_it_failed(reason: Reason, first: str, published: str) -> None:
+def test_phase_follows_from_reason_and_publication(reason: Reason, first: str, published: str) -> None:
     assert (reason.phase(published=False), reason.phase(published=True)) == (first, published)
 
 
-@pytest.mark.parametrize("reason", [each for each in Reason if each.at_first is not None])
+@pytest.mark.parametrize("reason", [candidate for candidate in Reason if candidate.at_first is not None])
 def test_failure_of_a_start_is_counted_and_its_wait_is_not(reason: Reason) -> None:
     waiting = reason.at_first
     assert waiting is not None
@@ -50,8 +50,8 @@ def test_failure_of_a_start_is_counted_and_its_wait_is_not(reason: Reason) -> No
         assert reason.phase(published=published) is waiting.phase(published=published)
 
 
-def test_failure_exists_for_each_wait_that_it_may_hide_in() -> None:
-    """A wait without a failure beside it hides failures: its Event is no Warning, and nothing counts it."""
+def test_failure_reason_exists_for_each_wait_that_may_hide_it() -> None:
+    """A wait without a failure reason hides failures: its Event is no Warning, and no metric counts the wait."""
     failures = {reason.at_first for reason in Reason}
     assert {Reason.PROVISIONING, Reason.BOOTSTRAPPING, Reason.FALLING_ASLEEP, Reason.DELETING} <= failures
 
@@ -67,13 +67,13 @@ def test_wait_of_the_operator_is_no_mistake_of_a_user() -> None:
     assert transient == set()
 
 
-def test_reasons_are_words_and_each_is_in_a_table() -> None:
+def test_each_reason_is_in_a_table_and_their_number_is_bounded() -> None:
     shown = "\n".join(reason_tables())
     assert {reason for reason in Reason if f"| `{reason}` |" not in shown} == set()
     assert len(Reason) <= 116
 
 
-def test_an_error_is_retried_as_its_reason_says_unless_it_says_otherwise() -> None:
+def test_waits_for_event_follows_reason_unless_overridden() -> None:
     assert ConditionError(Reason.CLASS_NOT_FOUND, "m").waits_for_event
     assert not ConditionError(Reason.FAILED, "m").waits_for_event
     assert ConditionError(Reason.ENDPOINT_INVALID, "m", waits_for_event=True).waits_for_event
@@ -89,5 +89,5 @@ def test_an_error_is_retried_as_its_reason_says_unless_it_says_otherwise() -> No
         (NotFound(404, "NotFound", "m"), Reason.BOOTSTRAP_FAILED),
     ],
 )
-def test_what_a_tenants_api_server_says_is_one_of_them(error: ProviderError, reason: Reason) -> None:
+def test_tenant_error_maps_client_errors_to_reasons(error: ProviderError, reason: Reason) -> None:
     assert tenant_error("https://acme", error).reason is reason

@@ -1,4 +1,4 @@
-"""How old what is known of the management cluster may be before the operator says that it is not ready."""
+"""Resync: maximum age of the last list of the management cluster before the operator is not ready."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kplane.provider.client.client import ObjectList
 
 
 class Server:
-    """An API server of nothing, which can be away."""
+    """Fake API server with objects of a test, which can be unreachable."""
 
     def __init__(self) -> None:
         self.away = False
@@ -28,30 +28,30 @@ class Server:
         return ObjectList(self.objects.get(resource, []), resource_version="1")
 
 
-async def test_a_list_is_relied_on_for_five_minutes(eventually: Any) -> None:
+async def test_problem_reports_list_older_than_five_minutes(eventually: Any) -> None:
     server, now = Server(), 1000.0
-    made = Resync(cast("Client", server), stores=Stores(), label_selectors={}, clock=lambda: now)
-    assert made.problem() == "the management cluster was not listed yet"
-    task = asyncio.create_task(made.run())
-    await made.synced.wait()
-    # Longer than it takes until the next list, which may fail once.
+    feed = Resync(cast("Client", server), stores=Stores(), label_selectors={}, clock=lambda: now)
+    assert feed.problem() == "the management cluster was not listed yet"
+    task = asyncio.create_task(feed.run())
+    await feed.synced.wait()
+    # The limit is longer than two periods, so a single list may fail.
     assert 2 * 1.2 * resync._PERIOD_SECONDS < 299
     now += 299
-    assert made.problem() is None
+    assert feed.problem() is None
     server.away = True
-    made.ask()
+    feed.ask()
     now += 2
-    problem = made.problem() or ""
+    problem = feed.problem() or ""
     assert problem.startswith("the management cluster could not be listed since 20")
     assert "301 s ago" in problem
     now += 7200
-    assert "7501 s ago" in (made.problem() or "")
+    assert "7501 s ago" in (feed.problem() or "")
     server.away = False
-    await eventually(made.problem, lambda told: told is None)
+    await eventually(feed.problem, lambda told: told is None)
     task.cancel()
 
 
-async def test_an_object_that_no_indexer_understands_ends_no_list(caplog: pytest.LogCaptureFixture) -> None:
+async def test_invalid_object_is_logged_and_does_not_end_resync(caplog: pytest.LogCaptureFixture) -> None:
     """Such an object was stored before a rule of the CRD, and the operator finds it at each start."""
 
     def endpoint(name: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -63,13 +63,13 @@ async def test_an_object_that_no_indexer_understands_ends_no_list(caplog: pytest
         endpoint("good", {"credentialsSecretRef": {"namespace": "ns", "name": "own"}}),
     ]
     server.objects[CONTROL_PLANE_REGISTRATIONS] = [endpoint("reg", {"controlPlaneRef": {"name": "cp"}})]
-    made = Resync(cast("Client", server), stores=stores, label_selectors={})
-    task = asyncio.create_task(made.run())
-    await asyncio.wait({task, asyncio.ensure_future(made.synced.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    feed = Resync(cast("Client", server), stores=stores, label_selectors={})
+    task = asyncio.create_task(feed.run())
+    await asyncio.wait({task, asyncio.ensure_future(feed.synced.wait())}, return_when=asyncio.FIRST_COMPLETED)
     assert not task.done(), task.exception()
-    assert [each["metadata"]["name"] for each in stores.endpoints.by("credentials", "ns/own")] == ["good"]
-    assert [each["metadata"]["name"] for each in stores.registrations.by("control plane", "cp")] == ["reg"]
+    assert [obj["metadata"]["name"] for obj in stores.endpoints.by("credentials", "ns/own")] == ["good"]
+    assert [obj["metadata"]["name"] for obj in stores.registrations.by("control plane", "cp")] == ["reg"]
     assert "failed to index ControlPlaneEndpoint bad by 'credentials'" in caplog.messages
-    # The next list is made as well.
-    await made.anew()
+    # The next list succeeds as well.
+    await feed.anew()
     task.cancel()

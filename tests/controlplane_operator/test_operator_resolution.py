@@ -1,4 +1,4 @@
-"""Registrations resolve by what exists now, not by the order in which it came."""
+"""Registrations resolve by the objects that exist, independent of the order of events."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ def reason(*args: Any, **kwargs: Any) -> str:
     return refused.value.reason
 
 
-def test_the_control_planes_own_values_are_the_default() -> None:
-    found = resolved(registration(), control_plane(_PUBLISHED))
-    assert found.endpoint == "https://cp.example:1"
-    assert found.kubeconfig_secret.model_dump() == _OWN
-    assert found.controllers_secret is not None
-    assert found.controllers_secret.model_dump() == _CONTROLLERS
-    assert (found.control_plane_uid, found.version) == ("uid-1", "v1.36.3")
+def test_resolve_defaults_to_values_of_control_plane() -> None:
+    resolution = resolved(registration(), control_plane(_PUBLISHED))
+    assert resolution.endpoint == "https://cp.example:1"
+    assert resolution.kubeconfig_secret.model_dump() == _OWN
+    assert resolution.controllers_secret is not None
+    assert resolution.controllers_secret.model_dump() == _CONTROLLERS
+    assert (resolution.control_plane_uid, resolution.version) == ("uid-1", "v1.36.3")
 
 
-def test_a_transient_not_ready_keeps_registrations_resolved() -> None:
+def test_resolve_keeps_values_while_control_plane_is_not_ready() -> None:
     condition = {
         "type": "Ready",
         "status": "False",
@@ -76,7 +76,7 @@ def test_a_transient_not_ready_keeps_registrations_resolved() -> None:
     assert resolved(registration(), control_plane(_PUBLISHED | {"conditions": [condition]})).version == "v1.36.3"
 
 
-def test_each_missing_piece_has_its_reason() -> None:
+def test_resolve_has_a_reason_for_each_missing_object() -> None:
     assert reason(registration(), None) == "ControlPlaneNotFound"
     assert reason(registration(), control_plane()) == "ControlPlaneNotReady"
     assert reason(registration(), control_plane({"endpoint": "https://x"})) == "KubeconfigPending"
@@ -84,14 +84,14 @@ def test_each_missing_piece_has_its_reason() -> None:
     assert reason(registration(endpointRef={"name": "e"}), control_plane(_PUBLISHED)) == "EndpointPending"
 
 
-def test_nothing_runs_for_a_control_plane_that_sleeps_whatever_a_registration_names() -> None:
+def test_resolve_raises_hibernated_for_sleeping_control_plane() -> None:
     sleeping = _PUBLISHED | {"hibernation": {"since": "2026-01-01T00:00:00Z", "reason": "NotUsedYet"}}
     assert reason(registration(), control_plane(sleeping)) == "Hibernated"
     mine = {"name": "mine", "namespace": "elsewhere"}
     assert reason(registration(kubeconfigSecretRef=mine), control_plane(sleeping)) == "Hibernated"
 
 
-def test_a_control_plane_that_never_was_ready_says_why() -> None:
+def test_resolve_passes_on_message_of_never_ready_control_plane() -> None:
     condition = {
         "type": "Ready",
         "status": "False",
@@ -104,38 +104,38 @@ def test_a_control_plane_that_never_was_ready_says_why() -> None:
     assert refused.value.reason == "ControlPlaneNotReady"
 
 
-def test_another_secret_is_used_only_where_it_may_be() -> None:
+def test_resolve_uses_other_secret_only_if_present_and_allowed() -> None:
     foreign = {"name": "mine", "namespace": "elsewhere"}
-    one = registration(kubeconfigSecretRef=foreign)
-    assert resolved(one, control_plane(_PUBLISHED)).controllers_secret is None
-    assert reason(one, control_plane(_PUBLISHED), standing=SecretStanding.ABSENT) == "SecretNotFound"
-    assert reason(one, control_plane(_PUBLISHED), standing=SecretStanding.NOT_ALLOWED) == "SecretNotAllowed"
-    wanted = secret_wanted(one, control_plane=control_plane(_PUBLISHED))
-    assert wanted is not None
-    assert wanted.model_dump() == foreign
+    reg = registration(kubeconfigSecretRef=foreign)
+    assert resolved(reg, control_plane(_PUBLISHED)).controllers_secret is None
+    assert reason(reg, control_plane(_PUBLISHED), standing=SecretStanding.ABSENT) == "SecretNotFound"
+    assert reason(reg, control_plane(_PUBLISHED), standing=SecretStanding.NOT_ALLOWED) == "SecretNotAllowed"
+    secret_reference = secret_wanted(reg, control_plane=control_plane(_PUBLISHED))
+    assert secret_reference is not None
+    assert secret_reference.model_dump() == foreign
 
 
-def test_a_secret_that_cannot_be_read_any_more_takes_nothing_away() -> None:
+def test_resolve_keeps_secret_that_became_unreadable() -> None:
     secret = {"name": "private", "namespace": "acme"}
     forbidden = ConditionError(Reason.SECRETS_NOT_READABLE, "run: kubectl create rolebinding")
-    new = registration(kubeconfigSecretRef=secret)
-    assert reason(new, control_plane(_PUBLISHED), standing=forbidden) == "SecretsNotReadable"
-    another = with_status(new, ready=True, resolvedKubeconfigSecretRef={**secret, "name": "another"})
-    assert reason(another, control_plane(_PUBLISHED), standing=forbidden) == "SecretsNotReadable"
-    held = resolved(
-        with_status(new, ready=True, resolvedKubeconfigSecretRef=secret), control_plane(_PUBLISHED), standing=forbidden
+    reg = registration(kubeconfigSecretRef=secret)
+    assert reason(reg, control_plane(_PUBLISHED), standing=forbidden) == "SecretsNotReadable"
+    other_reg = with_status(reg, ready=True, resolvedKubeconfigSecretRef={**secret, "name": "another"})
+    assert reason(other_reg, control_plane(_PUBLISHED), standing=forbidden) == "SecretsNotReadable"
+    resolution = resolved(
+        with_status(reg, ready=True, resolvedKubeconfigSecretRef=secret), control_plane(_PUBLISHED), standing=forbidden
     )
-    assert held.kubeconfig_secret.model_dump() == secret
-    assert held.unreadable is forbidden
-    # What is wrong besides counts as before.
-    assert reason(new, None, standing=forbidden) == "ControlPlaneNotFound"
+    assert resolution.kubeconfig_secret.model_dump() == secret
+    assert resolution.unreadable is forbidden
+    # Other failures keep their own reasons.
+    assert reason(reg, None, standing=forbidden) == "ControlPlaneNotFound"
 
 
 def with_status(one: ControlPlaneRegistration, **status: Any) -> ControlPlaneRegistration:
     return ControlPlaneRegistration.model_validate({**one.model_dump(mode="json", by_alias=True), "status": status})
 
 
-def test_of_the_secrets_of_a_control_plane_those_are_published_that_are_made_for_others() -> None:
+def test_is_published_is_true_only_for_kubeconfig_and_controllers() -> None:
     def published(name: str, namespace: str = "kplane-cp-cp") -> bool:
         return is_published(SecretReference(name=name, namespace=namespace), control_plane=control_plane(_PUBLISHED))
 
@@ -148,33 +148,33 @@ def test_of_the_secrets_of_a_control_plane_those_are_published_that_are_made_for
         resolved(keys, control_plane(_PUBLISHED), standing=SecretStanding.NOT_ALLOWED)
 
 
-def test_naming_the_published_secret_oneself_is_the_same_as_not_naming_it() -> None:
+def test_resolve_with_named_published_secret_equals_default() -> None:
     named = resolved(registration(kubeconfigSecretRef=_OWN), control_plane(_PUBLISHED))
     assert named == resolved(registration(), control_plane(_PUBLISHED))
 
 
-def test_an_endpoint_of_choice_gets_the_tenants_path() -> None:
+def test_resolve_appends_path_to_chosen_endpoint() -> None:
     door = ControlPlaneEndpoint.model_validate({"metadata": {"name": "e"}, "spec": {"endpoint": "https://door"}})
-    found = resolved(registration(endpointRef={"name": "e"}), control_plane(_PUBLISHED), endpoint=door)
-    assert found.endpoint == "https://door/clusters/cp/control-plane"
+    resolution = resolved(registration(endpointRef={"name": "e"}), control_plane(_PUBLISHED), endpoint=door)
+    assert resolution.endpoint == "https://door/clusters/cp/control-plane"
 
 
-def test_an_endpoint_of_another_tenant_is_refused() -> None:
+def test_resolve_refuses_endpoint_of_another_tenant() -> None:
     door = ControlPlaneEndpoint.model_validate(
         {"metadata": {"name": "e"}, "spec": {"endpoint": "https://door/clusters/other/control-plane"}}
     )
-    one = registration(endpointRef={"name": "e"})
-    assert reason(one, control_plane(_PUBLISHED), endpoint=door) == "EndpointInvalid"
+    reg = registration(endpointRef={"name": "e"})
+    assert reason(reg, control_plane(_PUBLISHED), endpoint=door) == "EndpointInvalid"
 
 
-def test_its_own_endpoint_is_what_the_control_plane_published() -> None:
+def test_resolve_uses_published_url_for_endpoint_of_control_plane() -> None:
     door = ControlPlaneEndpoint.model_validate({"metadata": {"name": "door"}, "spec": {"endpoint": "https://moved"}})
-    one = registration(endpointRef={"name": "door"})
+    reg = registration(endpointRef={"name": "door"})
     owner = control_plane(_PUBLISHED)
     owner = owner.model_copy(
         update={"spec": owner.spec.model_copy(update={"endpoint_ref": ObjectReference(name="door")})}
     )
-    assert resolved(one, owner, endpoint=door).endpoint == "https://cp.example:1"
+    assert resolved(reg, owner, endpoint=door).endpoint == "https://cp.example:1"
 
 
 _NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -216,7 +216,7 @@ def making(seconds: float, reason: str = "Provisioning") -> ControlPlane:
         ),
     ],
 )
-def test_a_registration_waits_with_its_first_words_until_its_control_plane_had_time(
+def test_until_first_words_depends_on_ages_and_reason(
     one: ControlPlaneRegistration, of: ControlPlane | None, seconds: float
 ) -> None:
     assert max(0.0, until_first_words(one, control_plane=of, now=_NOON)) == pytest.approx(seconds)

@@ -1,4 +1,4 @@
-"""What a control plane tells of the exchange of its keys, and of one that is asked for in vain."""
+"""Status of a key rotation, and messages about rotation requests that are refused."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ NOW = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
 
 
 def control_plane(value: str | None, *, finish: str | None = None, latest: str = "", **spec: Any) -> ControlPlane:
-    asked = {"controlplane.kplane.dev/rotate": value, "controlplane.kplane.dev/finish-rotation": finish}
-    annotations = {name: text for name, text in asked.items() if text is not None}
-    known = {"value": latest, "phase": "Done", "startedAt": NOW, "phaseStartedAt": NOW}
+    requested = {"controlplane.kplane.dev/rotate": value, "controlplane.kplane.dev/finish-rotation": finish}
+    annotations = {name: text for name, text in requested.items() if text is not None}
+    latest_rotation = {"value": latest, "phase": "Done", "startedAt": NOW, "phaseStartedAt": NOW}
     body = {"metadata": {"name": "a", "annotations": annotations}, "spec": spec}
-    return ControlPlane.model_validate({**body, "status": {"rotation": known} if latest else {}})
+    return ControlPlane.model_validate({**body, "status": {"rotation": latest_rotation} if latest else {}})
 
 
 @pytest.mark.parametrize(
@@ -40,13 +40,13 @@ def control_plane(value: str | None, *, finish: str | None = None, latest: str =
         (control_plane(None, finish="first"), "no exchange has its value 'first'"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_a_sentence(asked: ControlPlane, told: str) -> None:
+def test_refused_rotation_explains_invalid_request(asked: ControlPlane, told: str) -> None:
     sentences = refused_rotation(asked)
     assert len(sentences) == bool(told)
     assert all(told in sentence for sentence in sentences)
 
 
-def test_the_status_tells_what_is_kept_and_nothing_where_nothing_is() -> None:
+def test_rotation_status_has_phase_and_times_or_is_none() -> None:
     authorities = TenantAuthorities.create("a")
     assert rotation_status(None) is None
     assert rotation_status(authorities) is None

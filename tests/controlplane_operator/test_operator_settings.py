@@ -1,4 +1,4 @@
-"""Flags are checked before anything starts, and the program ends with the status that it promises."""
+"""Operator flags are checked before the start. The exit status is 2 for an invalid flag, and 1 for other failures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def flags(tmp_path: Path) -> list[str]:
     ]
 
 
-def test_flags_become_settings(flags: list[str], tmp_path: Path) -> None:
+def test_parse_converts_flags_to_settings(flags: list[str], tmp_path: Path) -> None:
     settings = OperatorConfig.parse([*flags, "--listen=[::1]:9000", "--mcm-service-account=ns/name", "--workers=3"])
     assert settings.listen == ("::1", 9000)
     assert (settings.mcm_service_account, settings.workers) == (("ns", "name"), 3)
@@ -35,16 +35,16 @@ def test_flags_become_settings(flags: list[str], tmp_path: Path) -> None:
     assert settings.shared_etcd.credentials == tmp_path
 
 
-def test_data_stores_have_a_name_a_url_and_credentials(flags: list[str], tmp_path: Path) -> None:
+def test_parse_of_data_stores_needs_name_url_and_credentials(flags: list[str], tmp_path: Path) -> None:
     assert OperatorConfig.parse(flags).data_stores == {}
     for directory in (tmp_path / "stores" / "pool-b", tmp_path / "stores" / "empty"):
         directory.mkdir(parents=True)
     for name in ("ca.crt", "ca.key", "client.crt", "client.key"):
         (tmp_path / "stores" / "pool-b" / name).write_text("x")
     named, credentials = "--data-store=pool-b=https://10.0.0.6:2379", f"--data-store-credentials={tmp_path}/stores"
-    found = OperatorConfig.parse([*flags, named, credentials]).data_stores
-    assert found == {"pool-b": EtcdAt("https://10.0.0.6:2379", tmp_path / "stores" / "pool-b")}
-    for wrong, told in (
+    data_stores = OperatorConfig.parse([*flags, named, credentials]).data_stores
+    assert data_stores == {"pool-b": EtcdAt("https://10.0.0.6:2379", tmp_path / "stores" / "pool-b")}
+    for invalid_flags, message in (
         ([named], "go together"),
         ([credentials], "go together"),
         ([named, named, credentials], "names pool-b twice"),
@@ -55,11 +55,11 @@ def test_data_stores_have_a_name_a_url_and_credentials(flags: list[str], tmp_pat
         (["--data-store=empty=https://10.0.0.6:2379", credentials], "directory empty: ca.crt is missing there"),
         (["--data-store=pool-c=https://10.0.0.6:2379", credentials], "directory pool-c: ca.crt is missing there"),
     ):
-        with pytest.raises(ConfigurationError, match=told):
-            OperatorConfig.parse([*flags, *wrong])
+        with pytest.raises(ConfigurationError, match=message):
+            OperatorConfig.parse([*flags, *invalid_flags])
 
 
-def test_a_gateway_has_a_url_and_a_ca(flags: list[str], tmp_path: Path) -> None:
+def test_parse_of_gateway_needs_url_and_valid_ca(flags: list[str], tmp_path: Path) -> None:
     ca, nonsense = tmp_path / "gateway-ca", tmp_path / "nonsense"
     ca.write_bytes(create_authority("gateway").certificate)
     nonsense.write_text("none")
@@ -74,7 +74,7 @@ def test_a_gateway_has_a_url_and_a_ca(flags: list[str], tmp_path: Path) -> None:
     issued = OperatorConfig.parse([*flags, url]).gateway
     assert issued is not None
     assert issued.ca == b""
-    for wrong, told in (
+    for invalid_flags, message in (
         ([f"--gateway-ca={ca}"], "without --gateway-url"),
         (["--gateway-namespace=gateways"], "without --gateway-url"),
         (["--gateway-domain=cp.example.org"], "without --gateway-url"),
@@ -85,8 +85,8 @@ def test_a_gateway_has_a_url_and_a_ca(flags: list[str], tmp_path: Path) -> None:
         ([url, f"--gateway-ca={nonsense}"], "no certificate"),
         ([f"{url}/path", f"--gateway-ca={ca}"], "an https URL is needed"),
     ):
-        with pytest.raises(ConfigurationError, match=told):
-            OperatorConfig.parse([*flags, *wrong])
+        with pytest.raises(ConfigurationError, match=message):
+            OperatorConfig.parse([*flags, *invalid_flags])
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_gateway_has_a_url_and_a_ca(flags: list[str], tmp_path: Path) -> None:
         "--cluster-kubeconfig=/no/such/file",
     ],
 )
-def test_a_wrong_value_is_refused_with_the_flag_that_has_it(
+def test_main_exits_2_and_names_flag_with_invalid_value(
     flags: list[str], wrong: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flag = wrong.partition("=")[0]
@@ -113,54 +113,52 @@ def test_a_wrong_value_is_refused_with_the_flag_that_has_it(
     assert flag in capsys.readouterr().err
 
 
-def test_half_of_the_shared_etcd_is_refused(flags: list[str]) -> None:
+def test_parse_refuses_shared_etcd_without_credentials(flags: list[str]) -> None:
     with pytest.raises(ConfigurationError, match="go together"):
         OperatorConfig.parse([flag for flag in flags if "credentials" not in flag])
 
 
-def test_a_kubeconfig_that_cannot_be_used_ends_with_status_1(
-    flags: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_main_exits_1_with_unusable_kubeconfig(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(flags) == 1
 
 
-def test_an_operator_always_takes_part_in_the_election(flags: list[str]) -> None:
+def test_default_election_has_no_pods_and_lease_below_15_seconds(flags: list[str]) -> None:
     election = OperatorConfig.parse(flags).election
     assert election.pods is None
     assert election.timings.duration_seconds < 15
 
 
-def test_replicas_of_a_release_are_one_installation(flags: list[str]) -> None:
+def test_election_pods_are_equal_for_replicas_of_a_release(flags: list[str]) -> None:
     pods = [*flags, "--runtime=pods", "--kube-apiserver-image=a", "--etcd-image=b", "--namespace=ns"]
     names = {OperatorConfig.parse([*pods, f"--secrets-role={role}"]).election.pods for role in ("a", "a", "b")}
     assert names == {"ns/a", "ns/b"}
 
 
 @pytest.mark.parametrize("seconds", [(7, 7.0, 1.5), (10, 7.0, 6.0), (10, 7.0, 0.0)])
-def test_times_of_the_lease_that_do_not_fit_are_refused(flags: list[str], seconds: tuple[int, float, float]) -> None:
+def test_parse_refuses_inconsistent_lease_times(flags: list[str], seconds: tuple[int, float, float]) -> None:
     lease, deadline, retry = seconds
-    given = [
+    lease_flags = [
         f"--leader-elect-lease-seconds={lease}",
         f"--leader-elect-renew-deadline-seconds={deadline}",
         f"--leader-elect-retry-seconds={retry}",
     ]
     with pytest.raises(ConfigurationError, match="--leader-elect-lease-seconds"):
-        OperatorConfig.parse([*flags, *given])
+        OperatorConfig.parse([*flags, *lease_flags])
 
 
-def test_snapshots_are_encrypted_and_in_one_place(flags: list[str], tmp_path: Path) -> None:
+def test_parse_of_snapshots_needs_recipient_and_single_store(flags: list[str], tmp_path: Path) -> None:
     recipient = "--snapshot-recipient=age10xrvnm6h3640jymngzm8fnd7st5wgxk6xdjuezggfpw447dh4agqds5tkt"
     volume, bucket = f"--snapshot-volume={tmp_path}", "--snapshot-bucket=s3://backups/kplane"
     credentials = f"--snapshot-bucket-credentials={tmp_path}"
     assert OperatorConfig.parse(flags).open_snapshots() is None
-    for right in ([recipient], [recipient, volume]):
-        assert OperatorConfig.parse([*flags, *right]).open_snapshots() is not None
-    for wrong, told in (
+    for valid_flags in ([recipient], [recipient, volume]):
+        assert OperatorConfig.parse([*flags, *valid_flags]).open_snapshots() is not None
+    for invalid_flags, message in (
         ([volume], "need --snapshot-recipient"),
         ([bucket, credentials], "need --snapshot-recipient"),
         ([recipient, volume, bucket, credentials], "only one of --snapshot-volume and --snapshot-bucket"),
         ([recipient, bucket], "--snapshot-bucket needs --snapshot-bucket-credentials"),
         ([recipient, credentials], "of no use without --snapshot-bucket"),
     ):
-        with pytest.raises(ConfigurationError, match=told):
-            OperatorConfig.parse([*flags, *wrong])
+        with pytest.raises(ConfigurationError, match=message):
+            OperatorConfig.parse([*flags, *invalid_flags])

@@ -1,4 +1,4 @@
-"""What a control plane must satisfy, and who gets a clusterPath that several want."""
+"""Validation of class and clusterPath of a control plane, and precedence among claims of the same path."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def reason_of(check: Any, *args: Any, **kwargs: Any) -> str:
     [("root", "ClusterPathReserved"), ("clusters", "ClusterPathReserved"), ("a.b", "InvalidClusterPath"),
      ("a" * 64, "InvalidClusterPath")],
 )  # fmt: skip
-def test_a_name_that_is_no_path_is_refused_with_the_way_out(name: str, reason: str) -> None:
+def test_check_cluster_path_refuses_invalid_name_with_remedy(name: str, reason: str) -> None:
     with pytest.raises(ConditionError, match=r"set spec\.virtual\.clusterPath") as refused:
         check_cluster_path(control_plane(name))
     assert refused.value.reason == reason
 
 
-def test_a_clusterpath_makes_any_name_usable() -> None:
+def test_check_cluster_path_allows_any_name_with_cluster_path() -> None:
     check_cluster_path(control_plane("a.b", virtual={"clusterPath": "ab"}))
 
 
-def test_a_path_under_which_data_lie_cannot_change() -> None:
-    changed = control_plane("acme", status={"clusterPath": "old"}, virtual={"clusterPath": "new"})
-    assert reason_of(check_cluster_path, changed) == "InvalidClusterPath"
+def test_check_cluster_path_refuses_change_of_granted_path() -> None:
+    acme = control_plane("acme", status={"clusterPath": "old"}, virtual={"clusterPath": "new"})
+    assert reason_of(check_cluster_path, acme) == "InvalidClusterPath"
 
 
 _CLAIMS = st.lists(
@@ -72,7 +72,7 @@ _CLAIMS = st.lists(
 
 
 @given(claims=_CLAIMS)
-def test_exactly_one_of_those_who_want_a_path_gets_it(claims: list[Claim]) -> None:
+def test_exactly_one_claim_of_a_path_is_granted(claims: list[Claim]) -> None:
     granted = []
     for claim in claims:
         try:
@@ -86,7 +86,7 @@ def test_exactly_one_of_those_who_want_a_path_gets_it(claims: list[Claim]) -> No
 @given(
     claims=_CLAIMS, other=st.sampled_from([etcd_address("acm"), "https://elsewhere:443/clusters/acme/control-plane"])
 )
-def test_the_same_path_elsewhere_is_no_conflict(claims: list[Claim], other: str) -> None:
+def test_claim_of_same_path_at_other_address_is_granted(claims: list[Claim], other: str) -> None:
     alone = Claim(name="x", uid="x", address=other, cluster_path="acme", held=False, created=_EPOCH + timedelta(days=1))
     check_unclaimed(alone, others=claims)
 
@@ -107,35 +107,35 @@ def claims_over(*objects: dict[str, Any]) -> tuple[AddressClaims, dict[str, Cont
     stores = Stores()
     for obj in objects:
         stores.control_planes.apply(obj)
-    found = {obj["metadata"]["name"]: ControlPlane.model_validate(obj) for obj in objects}
-    return AddressClaims(stores, address=lambda one: etcd_address(one.cluster_path)), found
+    control_planes = {obj["metadata"]["name"]: ControlPlane.model_validate(obj) for obj in objects}
+    return AddressClaims(stores, address=lambda one: etcd_address(one.cluster_path)), control_planes
 
 
-def test_a_path_that_was_granted_stays_with_its_holder_though_an_older_one_turns_up() -> None:
-    claims, found = claims_over(stored("young"), stored("old", age=60))
-    young_first = found["young"]
+def test_granted_path_stays_with_holder_when_older_claim_appears() -> None:
+    claims, control_planes = claims_over(stored("young"), stored("old", age=60))
+    young_first = control_planes["young"]
     older_unseen, _ = claims_over(stored("young"))
     older_unseen.take(young_first)
     claims._granted.update(older_unseen._granted)
     claims.take(young_first)
-    assert reason_of(claims.take, found["old"]) == "ClusterPathInUse"
+    assert reason_of(claims.take, control_planes["old"]) == "ClusterPathInUse"
 
 
-def test_a_path_is_not_free_while_its_holder_is_being_deleted() -> None:
-    claims, found = claims_over(stored("leaving", deleting=True, clusterPath="shared"), stored("next"))
-    assert reason_of(claims.take, found["next"]) == "ClusterPathInUse"
-    assert claims.holds(found["leaving"])
+def test_path_stays_taken_while_holder_is_being_deleted() -> None:
+    claims, control_planes = claims_over(stored("leaving", deleting=True, clusterPath="shared"), stored("next"))
+    assert reason_of(claims.take, control_planes["next"]) == "ClusterPathInUse"
+    assert claims.holds(control_planes["leaving"])
 
 
-def test_one_that_never_got_the_path_does_not_hold_it_when_deleted() -> None:
-    claims, found = claims_over(stored("holder", clusterPath="shared"), stored("loser", age=60, deleting=True))
-    claims.take(found["holder"])
-    assert claims.holds(found["holder"])
-    assert not claims.holds(found["loser"])
+def test_deleted_control_plane_without_grant_does_not_hold_path() -> None:
+    claims, control_planes = claims_over(stored("holder", clusterPath="shared"), stored("loser", age=60, deleting=True))
+    claims.take(control_planes["holder"])
+    assert claims.holds(control_planes["holder"])
+    assert not claims.holds(control_planes["loser"])
 
 
-def test_a_mode_that_the_class_forbids_is_refused() -> None:
+def test_check_class_refuses_mode_that_class_forbids() -> None:
     gold = ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": {"modesAllowed": ["Dedicated"]}})
-    wanting = control_plane(classRef={"name": "gold"})
-    assert reason_of(check_class, wanting, chosen=gold) == "ModeNotAllowed"
+    acme = control_plane(classRef={"name": "gold"})
+    assert reason_of(check_class, acme, chosen=gold) == "ModeNotAllowed"
     check_class(control_plane(classRef={"name": "gold"}, mode="Dedicated"), chosen=gold)

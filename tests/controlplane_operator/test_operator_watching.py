@@ -1,4 +1,4 @@
-"""How the operator follows the management cluster, where that cannot be followed."""
+"""Watches of the management cluster with kopf, when the API server refuses them."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from kplane.provider.aio.backoff import Backoff
 
 
 @pytest.mark.collect_garbage
-async def test_where_kopf_gives_up_it_is_started_again(
+async def test_kopf_feeds_restart_kopf_after_it_gives_up(
     tls_server: Any, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Backoff, "next_delay", lambda *_: 0.01)
-    # Where its tasks have failed, kopf lets the others go on for five seconds.
+    # After a failure of a task, kopf lets the other tasks run for five seconds.
     wait = running.aiotasks.wait
 
     async def impatient(tasks: Any, *, timeout: float | None = None, **named: Any) -> Any:
         return await wait(tasks, timeout=None if timeout is None else 0.05, **named)
 
     monkeypatch.setattr(running, "aiotasks", SimpleNamespace(**{**vars(running.aiotasks), "wait": impatient}))
-    asked: list[str] = []
+    request_paths: list[str] = []
 
     async def refuse(request: web.BaseRequest) -> web.Response:
-        """Answer what has kopf try no more."""
-        asked.append(request.path)
+        """Answer with status 415, after which kopf gives up."""
+        request_paths.append(request.path)
         return web.json_response({"kind": "Status", "code": 415}, status=415)
 
     async with tls_server(refuse) as config:
         watching = KopfFeeds(lambda: config, stores=[Store(CONTROL_PLANES)], label_selectors={}, listed=lambda: None)
         following = asyncio.create_task(watching.run())
         try:
-            await eventually(lambda: asked.count("/apis"), lambda count: count >= 2)
+            await eventually(lambda: request_paths.count("/apis"), lambda count: count >= 2)
         finally:
             following.cancel()
             await asyncio.wait((following,))
 
 
-def test_kopf_loads_no_client_of_its_own() -> None:
+def test_feeds_import_no_other_kubernetes_client() -> None:
     program = """
 import sys
 import kplane.controlplane_operator.watch.feeds

@@ -1,4 +1,4 @@
-"""The flags of `--runtime pods`: each is acted on, or refused with a sentence."""
+"""Flags of `--runtime pods`: each flag takes effect, or is refused with a message."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def flags(tmp_path: Path) -> list[str]:
     return ["--runtime=pods", f"--state-dir={tmp_path}/state", f"--programs-dir={tmp_path}", *IMAGES]
 
 
-def test_flags_become_settings(flags: list[str]) -> None:
-    given = [
+def test_parse_converts_pod_flags_to_settings(flags: list[str]) -> None:
+    pod_flags = [
         "--image-pull-secret=one",
         "--image-pull-secret=two",
         "--replicas=3",
@@ -33,7 +33,7 @@ def test_flags_become_settings(flags: list[str]) -> None:
         "--shared-etcd-service=kplane-etcd",
         "--namespace=kplane",
     ]
-    settings = OperatorConfig.parse([*flags, *given])
+    settings = OperatorConfig.parse([*flags, *pod_flags])
     pods = settings.pods
     assert pods is not None
     assert pods.images == {
@@ -45,27 +45,27 @@ def test_flags_become_settings(flags: list[str]) -> None:
     assert (pods.pull_secrets, pods.replicas) == (("one", "two"), 3)
     assert (pods.expose, pods.external_host) == (Expose.NODE_PORT, "nodes.example")
     assert (pods.storage_class, pods.storage_size) == ("fast", "20Gi")
-    here = {"matchLabels": {"kubernetes.io/metadata.name": "kplane"}}
-    assert pods.dns == ({"namespaceSelector": here, "podSelector": {"matchLabels": {"app": "dns"}}},)
+    own_namespace = {"matchLabels": {"kubernetes.io/metadata.name": "kplane"}}
+    assert pods.dns == ({"namespaceSelector": own_namespace, "podSelector": {"matchLabels": {"app": "dns"}}},)
     assert settings.shared_etcd == EtcdService("kplane-etcd", "kplane")
 
 
-def test_who_reads_metrics_is_the_same_in_tenants_namespaces(flags: list[str]) -> None:
-    given = '[{"podSelector":{},"ipBlock":null},{"podSelector":{},"namespaceSelector":{}},{"ipBlock":{"cidr":"::/0"}}]'
-    pods = OperatorConfig.parse([*flags, "--mcm-image=m", "--namespace=kplane", f"--metrics-from={given}"]).pods
+def test_metrics_from_peers_default_to_namespace_of_operator(flags: list[str]) -> None:
+    peers = '[{"podSelector":{},"ipBlock":null},{"podSelector":{},"namespaceSelector":{}},{"ipBlock":{"cidr":"::/0"}}]'
+    pods = OperatorConfig.parse([*flags, "--mcm-image=m", "--namespace=kplane", f"--metrics-from={peers}"]).pods
     assert pods is not None
-    here = {"matchLabels": {"kubernetes.io/metadata.name": "kplane"}}
+    own_namespace = {"matchLabels": {"kubernetes.io/metadata.name": "kplane"}}
     assert pods.metrics_from == (
-        {"podSelector": {}, "namespaceSelector": here},
+        {"podSelector": {}, "namespaceSelector": own_namespace},
         {"podSelector": {}, "namespaceSelector": {}},
         {"ipBlock": {"cidr": "::/0"}},
     )
-    nobody = OperatorConfig.parse([*flags, "--mcm-image=m", "--metrics-from=[]"]).pods
-    assert nobody is not None
-    assert nobody.metrics_from == ()
+    pods_without_peers = OperatorConfig.parse([*flags, "--mcm-image=m", "--metrics-from=[]"]).pods
+    assert pods_without_peers is not None
+    assert pods_without_peers.metrics_from == ()
 
 
-def test_defaults_are_those_of_the_help(flags: list[str]) -> None:
+def test_pod_flags_have_documented_defaults(flags: list[str]) -> None:
     pods = OperatorConfig.parse(flags).pods
     assert pods is not None
     assert (pods.replicas, pods.expose, pods.external_host) == (1, Expose.CLUSTER_IP, None)
@@ -97,13 +97,13 @@ def test_defaults_are_those_of_the_help(flags: list[str]) -> None:
         ),
     ],
 )
-def test_wrong_value_is_refused_with_a_sentence(flags: list[str], given: list[str], sentence: str) -> None:
+def test_invalid_pod_flag_is_refused_with_message(flags: list[str], given: list[str], sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         OperatorConfig.parse([*flags, *given])
 
 
 @pytest.mark.parametrize("missing", ["--kube-apiserver-image", "--etcd-image"])
-def test_images_are_needed(flags: list[str], missing: str) -> None:
+def test_runtime_pods_needs_both_images(flags: list[str], missing: str) -> None:
     with pytest.raises(ConfigurationError, match=f"--runtime pods needs {missing}"):
         OperatorConfig.parse([flag for flag in flags if not flag.startswith(missing)])
 
@@ -112,36 +112,38 @@ def test_images_are_needed(flags: list[str], missing: str) -> None:
     ("given", "host"),
     [("2001:DB8::0001", "2001:db8::1"), ("192.0.2.7", "192.0.2.7"), ("Nodes.Example", "nodes.example")],
 )
-def test_external_host_is_written_as_in_certificates(flags: list[str], given: str, host: str) -> None:
+def test_external_host_is_normalized_as_in_certificates(flags: list[str], given: str, host: str) -> None:
     pods = OperatorConfig.parse([*flags, "--expose=NodePort", f"--external-host={given}"]).pods
     assert pods is not None
     assert pods.external_host == host
 
 
 @pytest.mark.parametrize(("size", "quota"), [("4Gi", 3 << 30), ("100Gi", 8 << 30), ("1000M", 750_000_000)])
-def test_etcd_refuses_writes_before_its_volume_is_full(flags: list[str], size: str, quota: int) -> None:
+def test_etcd_quota_is_below_storage_size(flags: list[str], size: str, quota: int) -> None:
     assert OperatorConfig.parse([*flags, f"--storage-size={size}"]).etcd_quota_bytes == quota
 
 
-def test_processes_have_no_images(flags: list[str]) -> None:
-    given = [flag for flag in flags if flag != "--runtime=pods"]
+def test_image_flags_are_refused_for_processes(flags: list[str]) -> None:
+    process_flags = [flag for flag in flags if flag != "--runtime=pods"]
     with pytest.raises(ConfigurationError, match="--kube-apiserver-image, --etcd-image: only --runtime pods has this"):
-        OperatorConfig.parse(given)
+        OperatorConfig.parse(process_flags)
 
 
-def test_without_kubeconfig_the_pod_is_the_identity(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_management_config_needs_a_pod_without_kubeconfig(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(KubeconfigError, match="not in a pod"):
         OperatorConfig.parse(flags).management_config()
 
 
-def test_api_servers_are_scraped_if_a_job_is_named(flags: list[str]) -> None:
+def test_service_monitors_are_enabled_by_job_flag(flags: list[str]) -> None:
     assert OperatorConfig.parse(flags).service_monitors is None
     labels = ["--service-monitor-label=release=prometheus", "--service-monitor-label=a=b=c"]
-    found = OperatorConfig.parse([*flags, "--service-monitor-job=kplane-apiserver", *labels]).service_monitors
-    assert found is not None
-    assert (found.job, found.interval) == ("kplane-apiserver", "30s")
-    assert found.labels == {"release": "prometheus", "a": "b=c"}
+    service_monitors = OperatorConfig.parse(
+        [*flags, "--service-monitor-job=kplane-apiserver", *labels]
+    ).service_monitors
+    assert service_monitors is not None
+    assert (service_monitors.job, service_monitors.interval) == ("kplane-apiserver", "30s")
+    assert service_monitors.labels == {"release": "prometheus", "a": "b=c"}
 
 
 @pytest.mark.parametrize(
@@ -153,6 +155,6 @@ def test_api_servers_are_scraped_if_a_job_is_named(flags: list[str]) -> None:
         (["--service-monitor-job=a", "--runtime=process"], "only --runtime pods has this"),
     ],
 )
-def test_a_scrape_that_cannot_be_is_refused(flags: list[str], given: list[str], says: str) -> None:
+def test_invalid_service_monitor_flags_are_refused(flags: list[str], given: list[str], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         OperatorConfig.parse([*flags, *given])

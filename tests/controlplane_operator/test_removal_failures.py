@@ -1,4 +1,4 @@
-"""A removal that fails for long says so by a Warning and a count; a wait does not."""
+"""A removal that keeps failing posts a Warning and is counted. A wait posts no Warning and is not counted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ACME = ControlPlane.model_validate(
 async def warnings_and_count(
     monkeypatch: pytest.MonkeyPatch, *failures: ConditionError
 ) -> tuple[list[dict[str, Any]], float | None]:
-    """Have five tries within 25 s end with these failures in turn."""
+    """Try the removal five times within 25 s with these failures in turn. Returns the Warnings and the count."""
     clock, events, metrics = iter((0.0, 1.0, 5.0, 20.0, 25.0)), Mock(), Metrics()
     status = SimpleNamespace(write=AsyncMock())
     context: Any = SimpleNamespace(stores=Stores(), metrics=metrics, events=events, status=status)
@@ -66,7 +66,9 @@ async def test_failure_that_lasts_has_one_warning_and_is_counted(monkeypatch: py
 
 
 @pytest.mark.parametrize("reason", [Reason.ENDPOINT_UNREACHABLE, Reason.MANAGEMENT_CLUSTER_REFUSED])
-async def test_failure_that_is_told_at_once_has_one_warning(monkeypatch: pytest.MonkeyPatch, reason: Reason) -> None:
+async def test_failure_that_is_reported_at_once_has_one_warning(
+    monkeypatch: pytest.MonkeyPatch, reason: Reason
+) -> None:
     warning = {"reason": "DeletionFailed", "message": "no answer", "warning": True}
     # The text of an error may differ with each try, and each Event of another text is another object.
     failures = (ConditionError(reason, text) for text in ("no answer", "no answer of 10.0.0.2"))

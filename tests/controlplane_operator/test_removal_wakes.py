@@ -1,4 +1,4 @@
-"""Who is looked at again when an instance ends or a registration goes: a control plane that waits for it."""
+"""The end of an instance or of a registration enqueues the control plane that waits for this end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RESOLVED = {"ready": True, "controlPlaneUID": "uid-old"}
 @pytest.mark.parametrize("before", [WORKING, RESOLVED], ids=["instance", "resolved"])
 @pytest.mark.parametrize("after", [{}, None], ids=["ended", "deleted"])
 @pytest.mark.parametrize("deleting", [True, False])
-async def test_the_former_control_plane_of_a_moved_registration_is_looked_at(
+async def test_moved_registration_enqueues_its_former_control_plane(
     before: dict[str, Any], after: dict[str, Any] | None, *, deleting: bool
 ) -> None:
     stores, queues = Stores(), Queues()
@@ -39,5 +39,5 @@ async def test_the_former_control_plane_of_a_moved_registration_is_looked_at(
         stores.registrations.remove(registration(1, of="new", **before))
     else:
         stores.registrations.apply(registration(2, of="new", **after))
-    # One that stays has nothing to wait for; that its registration is gone altogether concerns it too.
+    # A deleted registration also enqueues a control plane that is not being deleted.
     assert len(queues.control_planes) == int(deleting or after is None)

@@ -1,4 +1,4 @@
-"""Who may take over the data that an earlier control plane of the name left."""
+"""Adoption of data that an earlier control plane of the same name left."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ def acme(**spec: object) -> ControlPlane:
     return ControlPlane.model_validate({"metadata": metadata, "spec": {"mode": "Dedicated", **spec}})
 
 
-def test_data_are_taken_over_only_where_they_are() -> None:
-    kept = replace(RECORD, mode="Virtual", cluster_path="acme", data_store="pool-b")
-    check_adoption(acme(mode="Virtual", virtual={"dataStoreRef": {"name": "pool-b"}}), record=kept)
+def test_check_adoption_refuses_other_data_store() -> None:
+    record = replace(RECORD, mode="Virtual", cluster_path="acme", data_store="pool-b")
+    check_adoption(acme(mode="Virtual", virtual={"dataStoreRef": {"name": "pool-b"}}), record=record)
     with pytest.raises(ConditionError, match=r"in data store pool-b; set spec\.virtual\.dataStoreRef to that"):
-        check_adoption(acme(mode="Virtual"), record=kept)
+        check_adoption(acme(mode="Virtual"), record=record)
 
 
-def test_a_namespace_records_the_data_store() -> None:
+def test_owned_metadata_records_data_store() -> None:
     control_plane = acme(mode="Virtual", virtual={"dataStoreRef": {"name": "pool-b"}})
     metadata = owned_metadata(control_plane)
-    found = RetainedDataRecord.of({"metadata": {"name": "n", **metadata, "labels": {CONTROL_PLANE_LABEL: "acme"}}})
-    assert found is not None
-    assert found.home == control_plane.home == Home(mode=ControlPlaneMode.VIRTUAL, data_store="pool-b")
+    record = RetainedDataRecord.of({"metadata": {"name": "n", **metadata, "labels": {CONTROL_PLANE_LABEL: "acme"}}})
+    assert record is not None
+    assert record.home == control_plane.home == Home(mode=ControlPlaneMode.VIRTUAL, data_store="pool-b")
 
 
-def test_the_record_of_data_says_where_they_moved_last() -> None:
-    """A pass that changed the home may not have come to write it down."""
+def test_retained_metadata_records_last_home() -> None:
+    """A pass that changed the home may end before it records the home."""
     control_plane = acme(mode="Virtual", virtual={"dataStoreRef": {"name": "pool-b"}})
     metadata = retained_metadata(RECORD, home=control_plane.at(control_plane.home.model_copy(update={"slot": 1})))
-    found = RetainedDataRecord.of({"metadata": {"name": "n", **metadata, "labels": {CONTROL_PLANE_LABEL: "acme"}}})
-    assert found is not None
-    assert found.home == Home(mode=ControlPlaneMode.VIRTUAL, slot=1, data_store="pool-b")
-    assert (found.cluster_path, found.adoption_token) == ("acme", "secret")
+    record = RetainedDataRecord.of({"metadata": {"name": "n", **metadata, "labels": {CONTROL_PLANE_LABEL: "acme"}}})
+    assert record is not None
+    assert record.home == Home(mode=ControlPlaneMode.VIRTUAL, slot=1, data_store="pool-b")
+    assert (record.cluster_path, record.adoption_token) == ("acme", "secret")
 
 
-def test_a_restore_is_never_written_over_retained_data() -> None:
+def test_check_adoption_refuses_restore_over_retained_data() -> None:
     check_adoption(acme(), record=RECORD)
     with pytest.raises(ConditionError, match=r"spec\.source would write over them"):
         check_adoption(acme(source=SOURCE), record=RECORD)

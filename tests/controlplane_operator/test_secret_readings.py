@@ -1,4 +1,4 @@
-"""The Secrets of control planes that sleep are read at times, and followed again when these wake."""
+"""Secrets of sleeping control planes are read periodically, and watched again after the wake."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def world(api_server: Handle, namespaces_go_at_once: Any, eventually: Call
         await client.apply(NAMESPACES, {"metadata": {"name": NAMESPACE}}, force=True)
         yield World(client)
         await client.delete(NAMESPACES, NAMESPACE)
-        # The next test makes it again, and must not find it ending.
+        # The next test creates the namespace again, so the deletion must be complete.
         named = f"metadata.name={NAMESPACE}"
         await eventually(lambda: client.list(NAMESPACES, field_selector=named), lambda listed: not listed.items)
 
@@ -64,7 +64,7 @@ async def running(watches: SecretWatches) -> AsyncIterator[None]:
         await end_tasks([task])
 
 
-async def test_they_are_read_again_after_a_while_and_followed_after_the_wake(
+async def test_secrets_are_polled_during_sleep_and_watched_after_wake(
     world: World, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(secrets, "_READ_SECONDS", 0.0)
@@ -87,7 +87,7 @@ async def test_they_are_read_again_after_a_while_and_followed_after_the_wake(
         await world.keep("late")
         await eventually(world.names, lambda found: found == ["kubeconfig", "late"])
 
-        # What is known stays known, and nobody is told of it again.
+        # Known Secrets stay known, and listeners get no second change.
         changes: list[Any] = []
         world.store.listen(changes.append)
         world.asleep = True
@@ -100,7 +100,7 @@ async def test_they_are_read_again_after_a_while_and_followed_after_the_wake(
         await world.drop(name)
 
 
-async def test_a_failure_is_told_and_repeated(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_read_is_reported_and_next_read_succeeds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(secrets, "_ANSWER_SECONDS", 0.0)
         with pytest.raises(ClusterNotReady, match="no answer in time"):

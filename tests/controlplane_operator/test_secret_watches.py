@@ -1,4 +1,4 @@
-"""Which Secrets the operator follows, namespace by namespace."""
+"""Namespaces in which the operator watches Secrets."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def obj(name: str, number: int = 1, **spec: Any) -> dict[str, Any]:
 
 
 def followed(stores: Stores, *, installed: set[str], bound: set[str]) -> set[Watched]:
-    told: set[Watched] = set()
-    wanted = Wanted(stores, installed=installed, bound=bound, changed=told.add)
-    return {each for each in told if each in wanted}
+    changes: set[Watched] = set()
+    wanted_watches = Wanted(stores, installed=installed, bound=bound, changed=changes.add)
+    return {watch for watch in changes if watch in wanted_watches}
 
 
-def test_a_namespace_is_followed_while_it_has_a_control_plane_and_the_operator_may_read_it() -> None:
+def test_namespace_is_watched_with_control_plane_and_role_binding() -> None:
     stores = Stores()
     for name in ("acme", "globex"):
         stores.control_planes.apply(obj(name))
         stores.namespaces.apply(obj(f"kplane-cp-{name}"))
-    # It keeps the data of a control plane that is gone.
+    # This namespace keeps the data of a deleted control plane.
     stores.namespaces.apply(obj("kplane-cp-retained"))
     stores.control_planes.apply(obj("initech"))
     bound = {"kplane-cp-acme", "kplane-cp-retained", "kplane-cp-initech"}
@@ -44,7 +44,7 @@ def test_a_namespace_is_followed_while_it_has_a_control_plane_and_the_operator_m
     assert with_gateway == {_OWN, Watched("kplane-gateway", OWN)}
 
 
-def test_namespaces_of_users_are_those_that_are_named() -> None:
+def test_user_namespaces_are_watched_only_if_named() -> None:
     stores = Stores()
     stores.endpoints.apply(obj("hooli", credentialsSecretRef={"name": "admin", "namespace": "platform"}))
     stores.endpoints.apply(obj("plain"))
@@ -64,40 +64,40 @@ def test_namespaces_of_users_are_those_that_are_named() -> None:
     }
 
 
-def test_a_namespace_of_users_is_followed_until_the_last_one_names_it_no_longer() -> None:
-    stores, told = Stores(), list[Watched]()
-    wanted = Wanted(stores, installed=(), bound=(), changed=told.append)
+def test_user_namespace_is_watched_until_last_reference_is_removed() -> None:
+    stores, changes = Stores(), list[Watched]()
+    wanted_watches = Wanted(stores, installed=(), bound=(), changed=changes.append)
     platform = Watched("platform", FOR_ENDPOINTS)
     for name in ("hooli", "initech"):
         stores.endpoints.apply(obj(name, credentialsSecretRef={"name": name, "namespace": "platform"}))
     stores.endpoints.remove(obj("hooli", 2))
-    assert platform in wanted
+    assert platform in wanted_watches
     stores.endpoints.apply(obj("initech", 2))
-    assert platform not in wanted
-    assert told == [platform] * 4
+    assert platform not in wanted_watches
+    assert changes == [platform] * 4
 
 
-def test_only_a_change_of_what_is_followed_calls_back() -> None:
-    stores, told, turned = Stores(), list[Watched](), list[str]()
-    Wanted(stores, installed=(), bound=(), changed=told.append)
+def test_callback_runs_only_when_watched_namespaces_change() -> None:
+    stores, changes, turned = Stores(), list[Watched](), list[str]()
+    Wanted(stores, installed=(), bound=(), changed=changes.append)
     listen(stores, turned.append)
     secret = {"name": "admin", "namespace": "platform"}
     stores.endpoints.apply(obj("hooli", credentialsSecretRef=secret))
     stores.control_planes.apply(obj("acme"))
     stores.namespaces.apply(obj("kplane-cp-acme"))
-    came = [Watched("platform", FOR_ENDPOINTS), *[Watched("kplane-cp-acme", OWN)] * 2]
-    assert told == came
+    additions = [Watched("platform", FOR_ENDPOINTS), *[Watched("kplane-cp-acme", OWN)] * 2]
+    assert changes == additions
     stores.endpoints.apply(obj("hooli", 2, credentialsSecretRef=secret, endpoint="https://192.0.2.1"))
     stores.control_planes.apply(obj("acme", 2, version="v1.36.3"))
     stores.namespaces.apply(obj("kplane-cp-acme", 2))
-    assert told == came
+    assert changes == additions
     stores.endpoints.apply(obj("hooli", 3))
     stores.control_planes.remove(obj("acme", 3))
     stores.namespaces.remove(obj("kplane-cp-acme", 3))
-    assert (told, turned) == (came * 2, [])
+    assert (changes, turned) == (additions * 2, [])
 
 
-def test_a_control_plane_that_falls_asleep_or_wakes_calls_back() -> None:
+def test_sleep_and_wake_call_the_listener() -> None:
     stores, calls = Stores(), list[tuple[str, bool]]()
     listen(stores, lambda namespace: calls.append((namespace, sleeps(stores, namespace))))
     for number, state in enumerate(("False", "True", "True", "False"), start=1):

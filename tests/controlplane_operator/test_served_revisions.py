@@ -1,4 +1,4 @@
-"""The highest revision that clients have seen outlives its control plane, whenever an operator dies."""
+"""The highest revision that clients have seen outlives its control plane, even if the operator is killed."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def snapshot(name: str, *, of: str = "acme", uid: str = "1", phase: str = "Compl
 
 
 class World:
-    """Snapshots, and the etcd of one control plane."""
+    """Snapshots, and the etcd of a control plane."""
 
     def __init__(self, *snapshots: dict[str, Any], etcd: int | None) -> None:
         self.etcd = etcd
         self.stores = Stores()
         self.writes = 0
-        for each in snapshots:
-            self.stores.snapshots.apply(each)
+        for obj in snapshots:
+            self.stores.snapshots.apply(obj)
         context: Any = SimpleNamespace(stores=self.stores, status=self)
         self.served = ServedRevisions(context, homes=lambda _: self)  # type: ignore[arg-type, return-value]
 
@@ -68,10 +68,10 @@ class World:
         await self.served.remember(ControlPlane.model_validate(obj), waits=waits)
 
     def recorded(self) -> dict[str, int | None]:
-        return {each["metadata"]["name"]: each["status"].get("highestRevision") for each in self.stores.snapshots}
+        return {obj["metadata"]["name"]: obj["status"].get("highestRevision") for obj in self.stores.snapshots}
 
 
-async def test_remember_records_the_revision_in_all_snapshots_that_can_be_restored_at_the_address() -> None:
+async def test_remember_records_revision_in_all_restorable_snapshots() -> None:
     imported = snapshot("of its name in another cluster", uid="9")
     imported["metadata"]["annotations"] = {IMPORTED_FROM_ANNOTATION: "file"}
     world = World(
@@ -84,12 +84,12 @@ async def test_remember_records_the_revision_in_all_snapshots_that_can_be_restor
         etcd=5527,
     )
     await world.delete(control_plane(restore={"controlPlaneUID": "origin", "beginsAt": 10}))
-    noted = {name for name, revision in world.recorded().items() if revision == 5527}
-    assert noted == {"own", "of an earlier one of its name", "of its origin"}
-    assert len([each for each in world.recorded().values() if each is None]) == 3
+    snapshot_names = {name for name, revision in world.recorded().items() if revision == 5527}
+    assert snapshot_names == {"own", "of an earlier one of its name", "of its origin"}
+    assert len([value for value in world.recorded().values() if value is None]) == 3
 
 
-async def test_remember_keeps_what_it_noted_when_the_etcd_is_deleted_and_the_operator_was_killed() -> None:
+async def test_remember_keeps_recorded_revision_after_etcd_is_deleted() -> None:
     world = World(snapshot("own"), etcd=5527)
     await world.delete(control_plane())
     world.etcd = None
@@ -97,7 +97,7 @@ async def test_remember_keeps_what_it_noted_when_the_etcd_is_deleted_and_the_ope
     assert (world.recorded(), world.writes) == ({"own": 5527}, 1)
 
 
-async def test_remember_waits_for_an_etcd_that_does_not_answer_and_then_notes_an_upper_bound() -> None:
+async def test_remember_waits_for_etcd_and_then_records_upper_bound() -> None:
     moved = {
         "migration": {
             "from": {"mode": "Virtual"},
@@ -121,12 +121,12 @@ async def test_remember_never_lowers_a_revision() -> None:
     assert (world.recorded(), world.writes) == ({"own": 9000}, 0)
 
 
-async def test_remember_asks_no_etcd_without_snapshots_or_before_an_api_server_served() -> None:
+async def test_remember_asks_no_etcd_without_snapshots_or_endpoint() -> None:
     await World(etcd=None).delete(control_plane(), waits=True)
     await World(snapshot("own"), etcd=None).delete(control_plane(endpoint=None), waits=True)
 
 
-async def test_each_restore_of_one_snapshot_begins_above_the_one_before() -> None:
+async def test_remember_raises_revision_with_each_restore_of_a_snapshot() -> None:
     world = World(snapshot("own"), etcd=100)
     for uid, revision in (("1", 100), ("2", 250), ("3", 300)):
         world.etcd = revision
@@ -135,13 +135,13 @@ async def test_each_restore_of_one_snapshot_begins_above_the_one_before() -> Non
 
 
 @pytest.mark.parametrize(("etcd", "answered"), [(5527, True), (None, False)])
-async def test_a_living_source_is_asked(etcd: int | None, answered: bool) -> None:
+async def test_of_living_source_returns_revision_above_etcd_or_none(etcd: int | None, answered: bool) -> None:
     world = World(snapshot("acme-1"), etcd=etcd)
     world.stores.control_planes.apply(control_plane())
     copy = control_plane("copy", uid="2")
     copy["spec"]["source"] = SOURCE
-    found = await world.served.of_living_source(ControlPlane.model_validate(copy))
-    assert (found is not None and found > 5527) == answered
-    decided = control_plane("copy", uid="2", restore={"beginsAt": 7})
-    decided["spec"]["source"] = SOURCE
-    assert await world.served.of_living_source(ControlPlane.model_validate(decided)) is None
+    revision = await world.served.of_living_source(ControlPlane.model_validate(copy))
+    assert (revision is not None and revision > 5527) == answered
+    restored = control_plane("copy", uid="2", restore={"beginsAt": 7})
+    restored["spec"]["source"] = SOURCE
+    assert await world.served.of_living_source(ControlPlane.model_validate(restored)) is None

@@ -1,4 +1,4 @@
-"""Which registration has a service of a control plane: decided by the set of registrations, in whatever order it is."""
+"""Service claims: the set of registrations decides which registration holds a service, in any order of events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def claims(draw: st.DrawFn) -> list[ServiceClaim]:
         ServiceClaim(
             f"registration-{uid}",
             uid,
-            # Several in one second, as `kubectl apply -f` creates them.
+            # Several claims have the same second, as `kubectl apply -f` creates registrations.
             _BEGIN + timedelta(seconds=draw(st.integers(0, 3))),
             draw(st.frozensets(st.sampled_from(Service))),
             draw(st.booleans()),
@@ -42,14 +42,14 @@ def claims(draw: st.DrawFn) -> list[ServiceClaim]:
 
 
 @given(claims(), st.randoms())
-def test_the_order_in_which_they_are_seen_makes_no_difference(given_claims: list[ServiceClaim], random: Any) -> None:
+def test_holders_are_independent_of_claim_order(given_claims: list[ServiceClaim], random: Any) -> None:
     shuffled = list(given_claims)
     random.shuffle(shuffled)
     assert holders(shuffled) == holders(given_claims)
 
 
 @given(claims())
-def test_each_has_all_its_services_or_an_older_one_has_one_of_them(given_claims: list[ServiceClaim]) -> None:
+def test_claim_gets_all_services_unless_older_claim_holds_any(given_claims: list[ServiceClaim]) -> None:
     held = holders(given_claims)
     for claim in given_claims:
         mine = {service for service, holder in held.items() if holder == claim}
@@ -59,22 +59,22 @@ def test_each_has_all_its_services_or_an_older_one_has_one_of_them(given_claims:
 
 
 @given(claims())
-def test_the_oldest_one_has_what_it_asks_for(given_claims: list[ServiceClaim]) -> None:
+def test_oldest_claim_gets_all_its_services(given_claims: list[ServiceClaim]) -> None:
     if given_claims:
         oldest = min(given_claims, key=lambda each: (each.created, not each.served, each.uid))
         assert all(holders(given_claims)[service] == oldest for service in oldest.services)
 
 
 @given(claims())
-def test_one_that_has_nothing_and_one_that_is_younger_take_nothing_from_anybody(
+def test_losing_or_younger_claim_changes_no_other_holder(
     given_claims: list[ServiceClaim],
 ) -> None:
     held = holders(given_claims)
     for claim in given_claims:
-        without = holders(each for each in given_claims if each != claim)
+        without = holders(other for other in given_claims if other != claim)
         if claim not in held.values():
             assert without == held
-        older = [each for each in given_claims if each.precedence < claim.precedence]
+        older = [other for other in given_claims if other.precedence < claim.precedence]
         assert holders(older).items() <= holders([*older, claim]).items()
 
 
@@ -88,13 +88,16 @@ def registration(
 
 
 def refusal(own: dict[str, Any], *others: dict[str, Any], claiming: bool = True) -> str:
-    """Return why a registration may not run beside others; empty if it may."""
+    """Return reason and message of the refusal to run beside others, or an empty text."""
     claimed = [ControlPlaneRegistration.model_validate(obj) for obj in others] if claiming else []
     try:
         check_services(
             ControlPlaneRegistration.model_validate(own),
             control_plane_uid="uid-cp",
-            claims=[ServiceClaim.of(each, services=each.spec.services, control_plane_uid="uid-cp") for each in claimed],
+            claims=[
+                ServiceClaim.of(candidate, services=candidate.spec.services, control_plane_uid="uid-cp")
+                for candidate in claimed
+            ],
             others=[PartialRegistration.of(obj) for obj in (own, *others)],
         )
     except ConditionError as error:
@@ -105,33 +108,33 @@ def refusal(own: dict[str, Any], *others: dict[str, Any], claiming: bool = True)
 RESOLVED: dict[str, Any] = {"ready": True, "controlPlaneUID": "uid-cp", "services": ["Controllers"]}
 
 
-def test_the_younger_one_is_told_who_has_the_service_and_what_to_do() -> None:
+def test_younger_registration_is_refused_with_holder_and_remedy() -> None:
     elder, younger = registration("elder"), registration("younger", created=1)
     assert refusal(elder, younger) == ""
-    said = refusal(younger, elder)
-    assert said == (
+    message = refusal(younger, elder)
+    assert message == (
         "ServiceTaken: registration elder, which is older, has Controllers of control plane cp; delete one of the two,"
         " or remove Controllers from spec.services of one"
     )
     assert refusal(registration("other", created=2, asks=("Scheduler",)), elder, younger) == ""
 
 
-def test_of_one_second_the_registration_that_is_served_keeps_the_service() -> None:
+def test_served_registration_wins_against_claim_of_same_second() -> None:
     # By uid, "first" comes before "second".
     first, second = registration("first"), registration("second", **RESOLVED)
     assert refusal(second, first) == ""
-    said = refusal(first, second)
-    assert "registration second, which was created in the same second and has it already, has Controllers" in said
+    message = refusal(first, second)
+    assert "registration second, which was created in the same second and has it already, has Controllers" in message
     # A service of another control plane, or another service, gives no precedence.
     for status in (RESOLVED | {"controlPlaneUID": "uid-another"}, RESOLVED | {"services": ["Scheduler"]}):
         second = registration("second", **status)
         assert refusal(first, second, claiming=True) == ""
-        said = refusal(second, first)
-        assert "registration first, which was created in the same second, has Controllers" in said
-    assert "older" not in said
+        message = refusal(second, first)
+        assert "registration first, which was created in the same second, has Controllers" in message
+    assert "older" not in message
 
 
-def test_one_that_waits_for_one_service_keeps_no_other_from_anybody() -> None:
+def test_waiting_registration_does_not_block_its_other_services() -> None:
     first = registration("first")
     waiting = registration("waiting", created=1, asks=("Controllers", "Scheduler"))
     last = registration("last", created=2, asks=("Scheduler",))
@@ -144,11 +147,11 @@ def test_one_that_waits_for_one_service_keeps_no_other_from_anybody() -> None:
     [
         RESOLVED,
         {"instance": {"controlPlaneUID": "uid-cp", "services": ["Controllers"]}},
-        # Of an mcm that does not say what it runs.
+        # The instance of an mcm that does not report its services.
         {"instance": {"controlPlaneUID": "uid-cp"}},
     ],
 )
-def test_the_next_one_waits_until_the_former_one_has_ended(left: dict[str, Any]) -> None:
+def test_next_registration_waits_until_former_instance_has_ended(left: dict[str, Any]) -> None:
     former, following = registration("former", created=1, **left), registration("following")
     assert refusal(following, former, claiming=False) == (
         "ServiceTaken: registration former runs Controllers for control plane cp still; wait until that has ended"
@@ -167,14 +170,14 @@ def test_the_next_one_waits_until_the_former_one_has_ended(left: dict[str, Any])
     assert refusal(following, registration("former", created=1, **scheduler), claiming=False) == ""
 
 
-def test_one_that_runs_does_not_end_for_a_younger_one_that_an_earlier_operator_let_run() -> None:
+def test_elder_keeps_running_beside_younger_that_runs_already() -> None:
     elder = registration("elder", **RESOLVED)
     younger = registration("younger", created=1, **RESOLVED)
     assert refusal(elder, younger) == ""
     assert refusal(younger, elder) != ""
 
 
-def test_what_may_run_is_what_status_or_instance_say() -> None:
+def test_may_run_is_union_of_status_and_instance_services() -> None:
     both = PartialRegistration.of(
         registration("any", **RESOLVED, instance={"controlPlaneUID": "uid-cp", "services": ["Scheduler"]})
     )
@@ -184,8 +187,8 @@ def test_what_may_run_is_what_status_or_instance_say() -> None:
 
 def condition(reason: str) -> dict[str, Any]:
     since = "2026-01-01T00:00:00Z"
-    told = {"type": "Ready", "status": "False", "reason": reason, "message": "", "lastTransitionTime": since}
-    return {"conditions": [told]}
+    ready = {"type": "Ready", "status": "False", "reason": reason, "message": "", "lastTransitionTime": since}
+    return {"conditions": [ready]}
 
 
 @pytest.mark.parametrize(
@@ -195,10 +198,10 @@ def condition(reason: str) -> dict[str, Any]:
         ([registration("mine")], ["Scheduler"]),
         ([registration("mine", asks=("Controllers", "Scheduler"))], []),
         ([registration("mine", asks=())], ["Controllers", "Scheduler"]),
-        # Waiting for the control plane, it will provide the service.
+        # A registration that waits for the control plane will provide the service.
         ([registration("mine", **condition("EndpointPending"))], ["Scheduler"]),
         ([registration("mine", **condition("ServiceTaken")), registration("other")], ["Scheduler"]),
-        # Nobody is kept from having controllers by what is refused, or goes.
+        # A registration that is refused or deleted does not replace the default.
         ([registration("mine", **condition("SecretNotAllowed"))], ["Controllers", "Scheduler"]),
         ([registration("mine", **condition("EndpointPending"), spec={"endpointRef": {"name": "never"}})], None),
         ([registration("mine", metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"})], None),
@@ -208,17 +211,17 @@ def condition(reason: str) -> dict[str, Any]:
         ([registration("mine", spec={"mode": "Unheard"})], None),
     ],
 )
-def test_a_default_registration_has_what_no_other_one_provides(
+def test_default_services_are_services_without_other_provider(
     present: list[dict[str, Any]], wanted: list[str] | None
 ) -> None:
     stores = Stores()
     for obj in present:
         stores.registrations.apply(obj)
-    found = default_services(
+    services = default_services(
         ControlPlane.model_validate({"metadata": {"name": "cp", "uid": "uid-cp"}, "spec": {}}),
         chosen=ControlPlaneClass.model_validate(
             {"metadata": {"name": "any"}, "spec": {"defaultServices": ["Controllers", "Scheduler"]}}
         ),
         stores=stores,
     )
-    assert found == (["Controllers", "Scheduler"] if wanted is None else wanted)
+    assert services == (["Controllers", "Scheduler"] if wanted is None else wanted)

@@ -1,4 +1,4 @@
-"""The ServiceMonitor of an API server, and a cluster that does not take it."""
+"""The ServiceMonitor of an API server, and a cluster that refuses the ServiceMonitor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEY = "kplane-cp-acme", "control-plane-metrics"
 
 
 class Cluster:
-    """Keeps what is created and applied."""
+    """Fake cluster: records created, applied and deleted objects."""
 
     field_manager = "kplane"
 
@@ -79,17 +79,17 @@ def provision(authorities: TenantAuthorities | None) -> Provision:
     return Provision(Addresses(URL, URL, URL), administrator=ClusterConfig(URL), authorities=authorities)
 
 
-async def test_each_is_verified_by_its_own_ca_and_belongs_to_its_secret(context: Any, cluster: Cluster) -> None:
+async def test_ensure_creates_monitor_owned_by_secret_with_own_ca(context: Any, cluster: Cluster) -> None:
     monitors = ServiceMonitors(context, settings=SETTINGS)
-    there = provision(TenantAuthorities.create("acme"))
+    acme_provision = provision(TenantAuthorities.create("acme"))
     for _ in range(2):
-        await monitors.ensure(ACME, provision=there)
+        await monitors.ensure(ACME, provision=acme_provision)
     (_, secret), (_, monitor) = cluster.applied
-    assert there.authorities is not None
+    assert acme_provision.authorities is not None
     data = data_of(secret)
     assert data.keys() == {"tls.crt", "tls.key", "ca.crt"}
-    assert data["ca.crt"] == there.authorities.serving_trust
-    assert issued_by(data["tls.crt"], authority=there.authorities.client)
+    assert data["ca.crt"] == acme_provision.authorities.serving_trust
+    assert issued_by(data["tls.crt"], authority=acme_provision.authorities.client)
     metadata, spec = monitor["metadata"], monitor["spec"]
     assert (metadata["namespace"], metadata["labels"]) == ("kplane-cp-acme", {"release": "prometheus"})
     assert [(owner["kind"], owner["name"], owner["uid"]) for owner in metadata["ownerReferences"]] == [
@@ -99,48 +99,48 @@ async def test_each_is_verified_by_its_own_ca_and_belongs_to_its_secret(context:
     (endpoint,) = spec["endpoints"]
     assert endpoint["tlsConfig"]["serverName"] == "kube-apiserver.kplane-cp-acme.svc"
     assert endpoint["honorLabels"] is False
-    assert {each["targetLabel"]: each["replacement"] for each in endpoint["relabelings"]} == {
+    assert {relabeling["targetLabel"]: relabeling["replacement"] for relabeling in endpoint["relabelings"]} == {
         "job": "kplane-apiserver",
         "control_plane": "acme",
     }
-    # Whatever a tenant has its API server count.
+    # The limit bounds the series that a tenant can cause.
     assert spec["sampleLimit"] == 10_000
 
 
-async def test_another_ca_or_another_control_plane_gets_another_certificate(context: Any) -> None:
-    monitors, found = ServiceMonitors(context, settings=SETTINGS), []
+async def test_ensure_issues_certificate_for_each_ca_and_control_plane(context: Any) -> None:
+    monitors, certificates = ServiceMonitors(context, settings=SETTINGS), []
     authorities = TenantAuthorities.create("acme")
     successor = ACME.model_copy(update={"metadata": ACME.metadata.model_copy(update={"uid": "2"})})
     exchanged = replace(authorities, client=TenantAuthorities.create("acme").client)
     for control_plane, issuer in ((ACME, authorities), (successor, authorities), (successor, exchanged)):
         await monitors.ensure(control_plane, provision=provision(issuer))
-        found.append(data_of(context.stores.secrets.get(KEY))["tls.crt"])
-    assert len(set(found)) == len(found)
+        certificates.append(data_of(context.stores.secrets.get(KEY))["tls.crt"])
+    assert len(set(certificates)) == len(certificates)
 
 
-async def test_without_the_crd_an_event_says_so_and_the_next_pass_tries_again(context: Any, cluster: Cluster) -> None:
-    monitors, there = ServiceMonitors(context, settings=SETTINGS), provision(TenantAuthorities.create("acme"))
+async def test_ensure_posts_event_without_crd_and_retries_in_next_pass(context: Any, cluster: Cluster) -> None:
+    monitors, acme_provision = ServiceMonitors(context, settings=SETTINGS), provision(TenantAuthorities.create("acme"))
     cluster.refuses = NotFound(404, "NotFound", "the server could not find the requested resource")
-    await monitors.ensure(ACME, provision=there)
-    said = context.events.record.call_args.kwargs
-    assert (said["reason"], said["warning"]) == ("MetricsNotScraped", True)
-    assert said["message"].endswith("install the CRDs of the Prometheus Operator")
+    await monitors.ensure(ACME, provision=acme_provision)
+    event = context.events.record.call_args.kwargs
+    assert (event["reason"], event["warning"]) == ("MetricsNotScraped", True)
+    assert event["message"].endswith("install the CRDs of the Prometheus Operator")
     cluster.refuses = ServerError(500, "InternalError", "not now")
-    await monitors.ensure(ACME, provision=there)
+    await monitors.ensure(ACME, provision=acme_provision)
     assert context.events.record.call_args.kwargs["message"].endswith("not now")
     cluster.refuses = None
-    await monitors.ensure(ACME, provision=there)
+    await monitors.ensure(ACME, provision=acme_provision)
     assert cluster.kinds() == ["Secret", "ServiceMonitor"]
 
 
-async def test_what_is_not_ours_to_scrape_has_neither(context: Any, cluster: Cluster) -> None:
+async def test_ensure_creates_no_object_without_authorities(context: Any, cluster: Cluster) -> None:
     monitors = ServiceMonitors(context, settings=SETTINGS)
     await monitors.ensure(ACME, provision=None)
     await monitors.ensure(ACME, provision=provision(None))
     assert cluster.applied == []
 
 
-async def test_switched_off_only_the_control_planes_own_secret_is_deleted(context: Any, cluster: Cluster) -> None:
+async def test_ensure_without_settings_deletes_only_own_secret(context: Any, cluster: Cluster) -> None:
     await ServiceMonitors(context, settings=SETTINGS).ensure(
         ACME, provision=provision(TenantAuthorities.create("acme"))
     )

@@ -1,4 +1,4 @@
-"""What a new control plane begins with is decided once, by what its source names."""
+"""Data of a new control plane: the source decides once, by a snapshot or by a running control plane."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def saved(**status: Any) -> dict[str, Any]:
 
 
 def stores(*, snapshot: dict[str, Any] | None = None, original: dict[str, Any] | None = None) -> Stores:
-    found = Stores()
+    filled = Stores()
     if snapshot is not None:
-        found.snapshots.apply(snapshot)
+        filled.snapshots.apply(snapshot)
     if original is not None:
-        found.control_planes.apply(original)
-    return found
+        filled.control_planes.apply(original)
+    return filled
 
 
 def new(source: dict[str, Any], *, mode: str = "Virtual", data_store: str | None = None) -> ControlPlane:
@@ -61,59 +61,59 @@ def new(source: dict[str, Any], *, mode: str = "Virtual", data_store: str | None
         ("Dedicated", "Dedicated", 1_000_000_007),
     ],
 )
-def test_a_restore_begins_far_above_the_snapshot_while_more_is_unknown(former: str, mode: str, begins_at: int) -> None:
-    known = stores(snapshot=saved(mode=former))
-    found = restore_status(new(SNAPSHOT, mode=mode), stores=known)
-    assert found is not None
-    assert (found.location, found.control_plane_uid, found.begins_at) == ("file", "uid-of-acme", begins_at)
-    assert restored_service_cidr(new(SNAPSHOT), stores=known) == "10.3.0.0/16"
-    # Nobody knows revisions of a clone.
-    cloned = restore_status(new(SNAPSHOT | {"clone": True}, mode=mode), stores=known)
-    assert cloned == found.model_copy(update={"begins_at": None})
+def test_restore_begins_far_above_snapshot_without_highest_revision(former: str, mode: str, begins_at: int) -> None:
+    filled_stores = stores(snapshot=saved(mode=former))
+    restore = restore_status(new(SNAPSHOT, mode=mode), stores=filled_stores)
+    assert restore is not None
+    assert (restore.location, restore.control_plane_uid, restore.begins_at) == ("file", "uid-of-acme", begins_at)
+    assert restored_service_cidr(new(SNAPSHOT), stores=filled_stores) == "10.3.0.0/16"
+    # A clone has no clients that know revisions.
+    cloned = restore_status(new(SNAPSHOT | {"clone": True}, mode=mode), stores=filled_stores)
+    assert cloned == restore.model_copy(update={"begins_at": None})
 
 
 @pytest.mark.parametrize(
     ("former", "data_store", "begins_at"),
     [(None, "default", 100_007), ("pool-b", "pool-b", 100_007), (None, "pool-b", None), ("pool-b", None, None)],
 )
-def test_revisions_of_one_data_store_say_nothing_of_another(
+def test_restore_refuses_snapshot_of_another_data_store(
     former: str | None, data_store: str | None, begins_at: int | None
 ) -> None:
-    known = stores(snapshot=saved(mode="Virtual", dataStore=former))
+    filled_stores = stores(snapshot=saved(mode="Virtual", dataStore=former))
     if begins_at is None:
         with pytest.raises(ConditionError, match=f"its data were in data store {former or 'default'}"):
-            restore_status(new(SNAPSHOT, data_store=data_store), stores=known)
+            restore_status(new(SNAPSHOT, data_store=data_store), stores=filled_stores)
     else:
-        found = restore_status(new(SNAPSHOT, data_store=data_store), stores=known)
-        assert found is not None
-        assert found.begins_at == begins_at
-    assert restore_status(new(SNAPSHOT | {"clone": True}, data_store=data_store), stores=known) is not None
+        restore = restore_status(new(SNAPSHOT, data_store=data_store), stores=filled_stores)
+        assert restore is not None
+        assert restore.begins_at == begins_at
+    assert restore_status(new(SNAPSHOT | {"clone": True}, data_store=data_store), stores=filled_stores) is not None
 
 
 @pytest.mark.parametrize("mode", ["Virtual", "Dedicated"])
 @pytest.mark.parametrize(
     ("recorded", "living", "begins_at"), [(5527, None, 5528), (None, 5527, 5528), (5527, 6000, 6001), (3, None, 8)]
 )
-def test_a_restore_begins_right_above_what_clients_have_seen(
+def test_restore_begins_right_above_highest_served_revision(
     mode: str, recorded: int | None, living: int | None, begins_at: int
 ) -> None:
-    """Also in another data store, whose revisions would say nothing by themselves."""
-    known = stores(snapshot=saved(mode="Virtual", dataStore="pool-b", highestRevision=recorded))
-    found = restore_status(new(SNAPSHOT, mode=mode), stores=known, living=living)
-    assert found is not None
-    assert found.begins_at == begins_at
+    """The rule also holds in another data store, although revisions of two data stores cannot be compared."""
+    filled_stores = stores(snapshot=saved(mode="Virtual", dataStore="pool-b", highestRevision=recorded))
+    restore = restore_status(new(SNAPSHOT, mode=mode), stores=filled_stores, living=living)
+    assert restore is not None
+    assert restore.begins_at == begins_at
 
 
-def test_a_clone_is_of_the_very_control_plane_that_was_there_first() -> None:
-    known = stores(original=stored("acme", status=READY))
-    found = restore_status(new(LIVING), stores=known)
-    assert found is not None
-    assert (found.control_plane_uid, found.kubernetes_version) == ("uid-of-acme", "v1.36.3")
-    assert (found.snapshot, found.begins_at) == (None, None)
-    assert restored_service_cidr(new(LIVING), stores=known) == "10.3.0.0/16"
-    decided = new(LIVING)
-    decided = decided.model_copy(update={"status": decided.status.model_copy(update={"restore": found})})
-    assert restore_status(decided, stores=stores()) == found
+def test_clone_records_original_once_and_keeps_the_record() -> None:
+    filled_stores = stores(original=stored("acme", status=READY))
+    restore = restore_status(new(LIVING), stores=filled_stores)
+    assert restore is not None
+    assert (restore.control_plane_uid, restore.kubernetes_version) == ("uid-of-acme", "v1.36.3")
+    assert (restore.snapshot, restore.begins_at) == (None, None)
+    assert restored_service_cidr(new(LIVING), stores=filled_stores) == "10.3.0.0/16"
+    clone = new(LIVING)
+    clone = clone.model_copy(update={"status": clone.status.model_copy(update={"restore": restore})})
+    assert restore_status(clone, stores=stores()) == restore
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_clone_is_of_the_very_control_plane_that_was_there_first() -> None:
         (LIVING | {"controlPlaneRef": {"name": "copy"}}, stores(original=stored("copy")), "this control plane itself"),
     ],
 )
-def test_what_is_not_ready_is_waited_for(source: dict[str, Any], known: Stores, said: str) -> None:
+def test_source_that_is_not_ready_raises_source_not_ready(source: dict[str, Any], known: Stores, said: str) -> None:
     for look in (restore_status, restored_service_cidr):
         if said.endswith("where its file is") and look is restored_service_cidr:
             continue

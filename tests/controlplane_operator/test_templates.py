@@ -1,4 +1,4 @@
-"""Which template a new control plane gets, how long it waits for one, and what happens without one."""
+"""Templates of new control planes: selection, waiting time, and the start without a template."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def wanted(version: str = VERSION, **spec: Any) -> Wanted:
         wanted(apiServer={"extraArgs": ["--feature-gates=A=true"]}),
     ],
 )
-def test_what_a_fresh_control_plane_depends_on_makes_another_template(other: Wanted) -> None:
+def test_template_name_depends_on_version_cidr_and_flags(other: Wanted) -> None:
     assert other.name != wanted().name
 
 
@@ -62,18 +62,18 @@ def test_what_a_fresh_control_plane_depends_on_makes_another_template(other: Wan
         wanted(resources={"requests": {"cpu": "1"}}, pods={"nodeSelector": {"a": "b"}}),
     ],
 )
-def test_all_else_is_the_same_template(other: Wanted) -> None:
+def test_template_name_ignores_all_other_fields(other: Wanted) -> None:
     assert other.name == wanted().name
 
 
-def test_what_the_default_access_needs_is_left_out_for_another_one() -> None:
+def test_left_out_names_default_access_for_other_auth() -> None:
     binding, account = b"clusterrolebindings/controlplane-admin", b"serviceaccounts/kplane-system/controlplane-admin"
     assert left_out(AuthSpec()) == left_out(AuthSpec(lifetime="1h")) == frozenset()
     assert left_out(AuthSpec(default_role="view")) == {binding}
     assert left_out(AuthSpec(model=AuthModel.X509)) == {binding, account}
 
 
-def test_a_name_is_one_segment_of_a_key() -> None:
+def test_template_name_is_a_single_key_segment() -> None:
     for version in ("1.36.3", "v1.36.3-eks-abc+DIRTY", "x" * 200, "---"):
         name = wanted(version).name
         assert len(name) <= 63
@@ -81,7 +81,7 @@ def test_a_name_is_one_segment_of_a_key() -> None:
 
 
 class Maker:
-    """Makes templates at once, or fails."""
+    """Fake maker: makes templates at once, or fails."""
 
     def __init__(self) -> None:
         self.there: dict[str, Original] = {}
@@ -122,7 +122,7 @@ class Runtime:
 
 
 class Keyspace:
-    """The etcd: which user there is, and which prefixes are copies or have other data."""
+    """Fake etcd: existing users, and prefixes that are copies or have other data."""
 
     def __init__(self) -> None:
         self.users: set[str] = set()
@@ -200,10 +200,10 @@ class Desk:
             await task
 
     async def queued(self, *names: str) -> None:
-        """Wait until these control planes are looked at again."""
-        found = set()
-        while not found >= set(names):
-            found.add(await self.again.get())
+        """Wait until these control planes are enqueued."""
+        enqueued = set()
+        while not enqueued >= set(names):
+            enqueued.add(await self.again.get())
 
 
 PLAN = ApiServerPlan(None, API_SERVER_RESOURCES)
@@ -213,7 +213,7 @@ def control_plane(name: str) -> ControlPlane:
     return ControlPlane.model_validate({"metadata": {"name": name, "uid": f"uid-{name}"}, "spec": {}})
 
 
-async def test_one_template_is_made_for_all_who_wait() -> None:
+async def test_one_template_is_made_for_all_waiting_control_planes() -> None:
     desk = Desk()
     for name in ("a", "b", "a"):
         await desk.waits(name)
@@ -225,7 +225,7 @@ async def test_one_template_is_made_for_all_who_wait() -> None:
 
 
 @pytest.mark.parametrize("error", [TemplateFailed("no"), RuntimeFailure("no"), TimeoutError()])
-async def test_control_planes_go_on_without_a_template_that_cannot_be_made(error: Exception) -> None:
+async def test_copy_returns_false_after_template_failed(error: Exception) -> None:
     desk = Desk()
     desk.maker.failing = error
     await desk.waits("a")
@@ -237,7 +237,7 @@ async def test_control_planes_go_on_without_a_template_that_cannot_be_made(error
     assert len(desk.maker.made) == 1
 
 
-async def test_a_template_that_failed_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_template_is_made_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
     desk.maker.failing = TemplateFailed("no")
     monkeypatch.setattr(module, "_AGAIN_SECONDS", 0.0)
@@ -250,7 +250,7 @@ async def test_a_template_that_failed_is_tried_again_later(monkeypatch: pytest.M
         assert await desk.find("a") is not None
 
 
-async def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_find_returns_none_after_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
     await desk.waits("a")
     monkeypatch.setattr(module, "_PATIENCE_SECONDS", -1.0)
@@ -258,7 +258,7 @@ async def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     assert desk.told == ["a TemplateFailed"]
 
 
-async def test_it_is_decided_once_whether_a_control_plane_is_a_copy() -> None:
+async def test_copy_keeps_its_decision_once_the_user_exists() -> None:
     desk = Desk()
     desk.maker.there[wanted().name] = Original.of(Template(1, {}))
     assert await desk.copy("a")
@@ -268,7 +268,7 @@ async def test_it_is_decided_once_whether_a_control_plane_is_a_copy() -> None:
     desk.keyspace.users.add("cp-b")
     assert not await desk.copy("b")
     assert "/clusters/b/" not in desk.keyspace.copies
-    # After a restart of the operator.
+    # The operator was restarted after the copy.
     desk.keyspace.users.add("cp-c")
     desk.keyspace.copies["/clusters/c/"] = "uid-c"
     assert await desk.copy("c")
@@ -283,22 +283,22 @@ async def test_retained_data_wait_for_no_template() -> None:
     assert desk.maker.made == []
 
 
-async def test_templates_out_of_use_are_collected() -> None:
+async def test_collect_discards_unused_templates() -> None:
     desk = Desk()
     used = class_of(apiServer={"serviceCIDR": "10.7.0.0/16"}, version="1.35.0")
     spec = used.model_dump(mode="json", by_alias=True, exclude_none=True)["spec"]
     metadata = {"name": "c", "resourceVersion": "1"}
     desk.stores.classes.apply({"kind": "ControlPlaneClass", "metadata": metadata, "spec": spec})
-    kept = {wanted().name, Wanted.of(used, version="1.35.0", asked=None).name}
-    desk.keyspace.kept = dict.fromkeys([*kept, "1-34-0-0123", "1-36-3-0123"], Owner("made"))
+    used_names = {wanted().name, Wanted.of(used, version="1.35.0", asked=None).name}
+    desk.keyspace.kept = dict.fromkeys([*used_names, "1-34-0-0123", "1-36-3-0123"], Owner("made"))
     assert sorted(await desk.templates.collect()) == ["1-34-0-0123", "1-36-3-0123"]
     assert desk.maker.discarded == ["1-34-0-0123", "1-36-3-0123"]
 
 
-async def test_api_servers_of_templates_that_were_left_are_ended() -> None:
+async def test_run_deletes_leftover_api_servers_of_templates() -> None:
     desk = Desk()
     desk.runtime.running = {template_name("a"), template_name("b"), "apiserver-a", "apiserver-template-a"}
-    # In another data store, one is made at this moment.
+    # A maker for another data store uses this API server.
     desk.makers.add(template_name("b"))
     await desk.waits("a")
     async with desk.working():

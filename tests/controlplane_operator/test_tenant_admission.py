@@ -1,4 +1,4 @@
-"""Webhooks and policies of tenants: how the operator names them, and deletes one that an annotation names."""
+"""Webhooks and policies of tenants: named in messages, and deleted if an annotation names the configuration."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ REFUSED = ServerError(500, "InternalError", 'failed calling webhook "deny.exampl
 
 
 class Scene:
-    """A control plane with a webhook on everything, and its object in the management cluster."""
+    """A control plane with a webhook on all requests, and its object in the management cluster."""
 
     def __init__(self) -> None:
         self.tenant = FakeCluster("tenant")
@@ -60,44 +60,44 @@ class Scene:
     async def make(self, annotation: str | None) -> ControlPlane:
         annotations = {DELETE_ADMISSION_ANNOTATION: annotation} if annotation is not None else {}
         metadata: dict[str, Any] = {"name": "acme", "annotations": annotations}
-        made = await self.management.client.create(CONTROL_PLANES, {"metadata": metadata, "spec": {}})
-        return ControlPlane.model_validate(made)
+        stored = await self.management.client.create(CONTROL_PLANES, {"metadata": metadata, "spec": {}})
+        return ControlPlane.model_validate(stored)
 
     async def annotation(self) -> str | None:
         stored = await self.management.client.get(CONTROL_PLANES, "acme")
         return (stored["metadata"].get("annotations") or {}).get(DELETE_ADMISSION_ANNOTATION)
 
     async def names(self) -> list[str]:
-        found = await self.tenant.client.list(VALIDATING_WEBHOOK_CONFIGURATIONS)
-        return [each["metadata"]["name"] for each in found.items]
+        configurations = await self.tenant.client.list(VALIDATING_WEBHOOK_CONFIGURATIONS)
+        return [item["metadata"]["name"] for item in configurations.items]
 
 
 @pytest.fixture
 async def scene() -> AsyncIterator[Scene]:
-    found = Scene()
-    await found.tenant.client.apply(NAMESPACES, {"metadata": {"name": "kube-system"}}, force=True)
-    await found.tenant.client.apply(NAMESPACES, {"metadata": {"name": "kplane-system"}}, force=True)
-    await found.tenant.client.create(VALIDATING_WEBHOOK_CONFIGURATIONS, DENY_ALL)
-    yield found
-    await found.tenant.aclose()
-    await found.management.aclose()
+    new_scene = Scene()
+    await new_scene.tenant.client.apply(NAMESPACES, {"metadata": {"name": "kube-system"}}, force=True)
+    await new_scene.tenant.client.apply(NAMESPACES, {"metadata": {"name": "kplane-system"}}, force=True)
+    await new_scene.tenant.client.create(VALIDATING_WEBHOOK_CONFIGURATIONS, DENY_ALL)
+    yield new_scene
+    await new_scene.tenant.aclose()
+    await new_scene.management.aclose()
 
 
-async def test_tenant_failure_names_the_configuration_and_both_ways_to_delete_it(scene: Scene) -> None:
+async def test_tenant_failure_names_configuration_and_two_ways_to_delete_it(scene: Scene) -> None:
     failure = await tenant_failure(scene.tenant.client, "setting up the control plane", REFUSED)
     assert failure.reason is Reason.WEBHOOK_REFUSED
     assert f"webhook 'deny.example.com' of {KIND} deny-all (Fail, 10 s)" in failure.message
     assert "`kubectl delete validatingwebhookconfiguration deny-all`" in failure.message
     assert f"{DELETE_ADMISSION_ANNOTATION}={KIND}/deny-all" in failure.message
     assert "connection refused" in failure.message
-    # As much as `kplane doctor` shows.
+    # `kplane doctor` shows the first 300 characters.
     assert "kubectl delete validatingwebhookconfiguration deny-all" in failure.message[:300]
 
 
-async def test_tenant_failure_of_a_slow_write_names_the_webhooks_on_it_and_is_transient(scene: Scene) -> None:
+async def test_tenant_failure_of_slow_write_names_webhooks_and_is_transient(scene: Scene) -> None:
     slow = Unreachable("PATCH: no answer in time", kind="timeout", write_sent=True)
     failure = await tenant_failure(scene.tenant.client, "setting up the control plane", slow)
-    # Each of them may be slow; etcd may be as well.
+    # A webhook may be slow, and so may etcd.
     assert failure.reason is Reason.ENDPOINT_UNREACHABLE
     assert [guard.configuration for guard in failure.guards] == ["deny-all"]
     assert f"if that lasts, mend or delete webhook 'deny.example.com' of {KIND} deny-all" in failure.message
@@ -107,7 +107,7 @@ async def test_tenant_failure_of_a_slow_write_names_the_webhooks_on_it_and_is_tr
     assert (await tenant_failure(scene.tenant.client, "x", away)).reason is Reason.ENDPOINT_UNREACHABLE
 
 
-async def test_delete_named_deletes_the_configuration_and_removes_the_annotation(scene: Scene) -> None:
+async def test_delete_named_deletes_configuration_and_removes_annotation(scene: Scene) -> None:
     control_plane = await scene.make(f"{KIND}/deny-all")
     after = await delete_named(scene.context, control_plane, scene.tenant.client)
     assert await scene.names() == []
@@ -116,7 +116,7 @@ async def test_delete_named_deletes_the_configuration_and_removes_the_annotation
     assert scene.told == [f"{KIND} deny-all is deleted inside the control plane, as its annotation asked"]
 
 
-async def test_delete_named_that_finds_none_of_the_name_says_so_and_removes_the_annotation(scene: Scene) -> None:
+async def test_delete_named_reports_missing_name_and_removes_annotation(scene: Scene) -> None:
     control_plane = await scene.make(f"{KIND}/deny-al")
     await delete_named(scene.context, control_plane, scene.tenant.client)
     assert scene.told == [f"{KIND} deny-al is not inside the control plane, although its annotation names it"]
@@ -133,10 +133,10 @@ async def test_delete_named_deletes_a_policy(scene: Scene, resource: Resource) -
     assert await scene.names() == ["deny-all"]
 
 
-async def test_delete_named_keeps_an_annotation_that_names_another_one_by_now(scene: Scene) -> None:
+async def test_delete_named_keeps_annotation_that_was_changed_meanwhile(scene: Scene) -> None:
     control_plane = await scene.make(f"{KIND}/deny-all")
-    changed = {"metadata": {"annotations": {DELETE_ADMISSION_ANNOTATION: f"{KIND}/other"}}}
-    await scene.management.client.patch(CONTROL_PLANES, "acme", changed)
+    patch = {"metadata": {"annotations": {DELETE_ADMISSION_ANNOTATION: f"{KIND}/other"}}}
+    await scene.management.client.patch(CONTROL_PLANES, "acme", patch)
     await delete_named(scene.context, control_plane, scene.tenant.client)
     assert await scene.names() == []
     assert await scene.annotation() == f"{KIND}/other"
@@ -152,40 +152,40 @@ async def test_delete_named_that_is_refused_keeps_the_annotation(scene: Scene) -
 
 
 @pytest.mark.parametrize("value", ["deny-all", f"{KIND}/", f"{KIND}/a/b", "Namespace/default", f"{KIND}/Deny_All", ""])
-async def test_delete_named_refuses_a_value_that_names_none(scene: Scene, value: str) -> None:
+async def test_delete_named_ignores_invalid_value(scene: Scene, value: str) -> None:
     control_plane = await scene.make(value)
     assert await delete_named(scene.context, control_plane, scene.tenant.client) is control_plane
     assert await scene.names() == ["deny-all"]
-    (said,) = refused_deletion(control_plane, chosen=None)
-    assert said.endswith(f"KIND is one of {KINDS}")
+    (message,) = refused_deletion(control_plane, chosen=None)
+    assert message.endswith(f"KIND is one of {KINDS}")
 
 
-async def test_refused_deletion_says_nothing_of_a_good_value_or_of_none(scene: Scene) -> None:
+async def test_refused_deletion_is_empty_for_valid_or_missing_value(scene: Scene) -> None:
     control_plane = await scene.make(f"{KIND}/deny-all")
     assert refused_deletion(control_plane, chosen=None) == []
     without = control_plane.metadata.model_copy(update={"annotations": {}})
     assert refused_deletion(control_plane.model_copy(update={"metadata": without}), chosen=None) == []
 
 
-async def test_deletion_named_for_a_sleeper_waits_and_names_the_sleeper(scene: Scene) -> None:
+async def test_refused_deletion_names_sleeping_control_plane(scene: Scene) -> None:
     control_plane = await scene.make(f"{KIND}/deny-all")
-    (said,) = refused_deletion(control_plane, chosen=None, asleep=True)
-    assert "is not acted on yet: control plane acme sleeps, and no API server runs" in said
-    assert WAKE_REQUESTED_ANNOTATION in said
-    wrong = await delete_named(scene.context, control_plane, scene.tenant.client)
-    assert refused_deletion(wrong, chosen=None, asleep=True) == []
+    (message,) = refused_deletion(control_plane, chosen=None, asleep=True)
+    assert "is not acted on yet: control plane acme sleeps, and no API server runs" in message
+    assert WAKE_REQUESTED_ANNOTATION in message
+    after_deletion = await delete_named(scene.context, control_plane, scene.tenant.client)
+    assert refused_deletion(after_deletion, chosen=None, asleep=True) == []
 
 
 async def test_deletion_past_the_role_of_the_class_is_refused(scene: Scene) -> None:
     control_plane = await scene.make(f"{KIND}/deny-all")
     for role, is_named in (("edit", False), ("cluster-admin", True)):
         spec = {"auth": {"defaultRole": role}}
-        chosen = ControlPlaneClass.model_validate({"metadata": {"name": "small"}, "spec": spec})
-        assert is_deletion_named(control_plane, chosen=chosen) is is_named
-        told = [] if is_named else ["auth.defaultRole of ControlPlaneClass small is edit; have the administrator"]
-        said = refused_deletion(control_plane, chosen=chosen)
-        assert len(said) == len(told)
-        assert all(words in sentence for words, sentence in zip(told, said, strict=True))
+        control_plane_class = ControlPlaneClass.model_validate({"metadata": {"name": "small"}, "spec": spec})
+        assert is_deletion_named(control_plane, chosen=control_plane_class) is is_named
+        expected = [] if is_named else ["auth.defaultRole of ControlPlaneClass small is edit; have the administrator"]
+        messages = refused_deletion(control_plane, chosen=control_plane_class)
+        assert len(messages) == len(expected)
+        assert all(words in sentence for words, sentence in zip(expected, messages, strict=True))
     assert is_deletion_named(control_plane, chosen=None)
 
 
@@ -202,10 +202,10 @@ async def test_with_lease_guards_names_the_webhooks_until_there_are_none(scene: 
     guards = await lease_guards(scene.tenant.client)
     assert guards is not None
     conditions = with_lease_guards([], of=control_plane, guards=guards)
-    told = find_condition(conditions, LEASES_UNGUARDED)
-    assert told is not None
-    assert (told.status, told.reason) == ("False", "WebhooksOnLeases")
-    assert f"webhook 'deny.example.com' of {KIND} deny-all (Fail, 10 s)" in told.message
+    condition = find_condition(conditions, LEASES_UNGUARDED)
+    assert condition is not None
+    assert (condition.status, condition.reason) == ("False", "WebhooksOnLeases")
+    assert f"webhook 'deny.example.com' of {KIND} deny-all (Fail, 10 s)" in condition.message
     assert with_lease_guards(conditions, of=control_plane, guards=()) == []
 
 

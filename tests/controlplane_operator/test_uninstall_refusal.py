@@ -1,4 +1,4 @@
-"""What is said before an uninstallation."""
+"""Refusal of an uninstallation while control planes exist."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ def cluster(*names: str, error: Exception | None = None) -> Any:
     return client
 
 
-async def test_without_control_planes_nothing_is_in_the_way() -> None:
+async def test_refusal_is_none_without_control_planes() -> None:
     assert await refusal(cluster()) is None
 
 
-async def test_without_the_kind_nothing_is_in_the_way() -> None:
+async def test_refusal_is_none_without_the_crd() -> None:
     assert await refusal(cluster(error=NotFound(404, "NotFound", "gone"))) is None
 
 
-async def test_some_of_many_control_planes_are_named() -> None:
-    said = await refusal(cluster(*[f"acme-{number}" for number in range(7)]))
-    assert said is not None
-    assert "control planes: acme-0, acme-1, acme-2, acme-3, acme-4 and 2 more. Delete them first" in said
+async def test_refusal_names_five_control_planes_and_counts_the_rest() -> None:
+    message = await refusal(cluster(*[f"acme-{number}" for number in range(7)]))
+    assert message is not None
+    assert "control planes: acme-0, acme-1, acme-2, acme-3, acme-4 and 2 more. Delete them first" in message
 
 
-def test_who_cannot_ask_refuses(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """Not in a pod: there is no API server to ask."""
+def test_main_exits_1_outside_a_pod(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Outside a pod, no API server is configured."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     assert main() == 1
     assert "failed to list control planes: not in a pod" in capsys.readouterr().err
 
 
-def test_a_refusal_fails_the_hook(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_main_exits_1_with_refusal_and_0_without(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(uninstall, "_asked", AsyncMock(return_value="there are some"))
     assert main() == 1
     assert capsys.readouterr().err == "there are some\n"

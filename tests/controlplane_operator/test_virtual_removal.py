@@ -1,4 +1,4 @@
-"""In which order a virtual control plane is taken down, and what of the shared etcd is its own to delete."""
+"""Removal of a virtual control plane: order of the steps, and ownership of data in the shared etcd."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def control_plane(*, published: bool = False, confirmed: str | None = None) -> C
 
 
 class Steps:
-    """Stands for the runtime and the etcd: writes down what they are asked, and fails at one step once."""
+    """Fake runtime and etcd: records the steps, and fails once at the step `failing`."""
 
     def __init__(
         self, failing: str | None = None, error: Exception | None = None, *, owner: Owner | None = OWN, keys: int = 3
@@ -109,13 +109,13 @@ async def undo(virtual: VirtualProvisioner, *, policy: DeletionPolicy) -> None:
 DESTROYED = ["revoke cp-u-1", "end", f"delete {PREFIX}"]
 
 
-async def test_access_goes_before_the_keys() -> None:
+async def test_removal_revokes_access_before_it_deletes_keys() -> None:
     steps = Steps()
     await undo(provisioner(steps), policy=DeletionPolicy.DESTROY)
     assert steps.done == DESTROYED
     steps = Steps()
     await undo(provisioner(steps), policy=DeletionPolicy.RETAIN)
-    # A part of a copy is nobody's data: who took it over would run an API server on it.
+    # An incomplete copy is discarded. An adopting control plane would run an API server on the copy.
     assert steps.done == [*DESTROYED[:-1], "discard", "release"]
 
 
@@ -127,7 +127,7 @@ async def test_access_goes_before_the_keys() -> None:
         (f"delete {PREFIX}", KeyspaceError("no answer")),
     ],
 )
-async def test_a_removal_that_was_cut_off_begins_with_the_access_again(failing: str, error: Exception) -> None:
+async def test_interrupted_removal_starts_again_with_access(failing: str, error: Exception) -> None:
     steps = Steps(failing, error)
     virtual = provisioner(steps)
     with pytest.raises(ConditionError, match=str(error)):
@@ -139,7 +139,7 @@ async def test_a_removal_that_was_cut_off_begins_with_the_access_again(failing: 
 
 
 @pytest.mark.parametrize("owner", [None, OTHER], ids=["no owner", "another owner"])
-async def test_data_that_are_not_its_own_are_left_and_an_event_says_so(owner: Owner | None) -> None:
+async def test_removal_leaves_foreign_data_and_posts_event(owner: Owner | None) -> None:
     steps = Steps(owner=owner)
     virtual = provisioner(steps)
     assert not await virtual.has_data(control_plane())
@@ -160,7 +160,7 @@ async def test_data_that_are_not_its_own_are_left_and_an_event_says_so(owner: Ow
         (OTHER, "true", False),
     ],
 )
-async def test_an_annotation_that_names_them_destroys_data_of_another_owner(
+async def test_annotation_that_names_owner_destroys_foreign_data(
     owner: Owner | None, named: str, *, destroyed: bool
 ) -> None:
     steps = Steps(owner=owner)
@@ -169,7 +169,7 @@ async def test_an_annotation_that_names_them_destroys_data_of_another_owner(
     assert steps.held == (None if destroyed else owner)
 
 
-async def test_data_of_a_version_without_owner_keys_are_those_of_the_control_plane_that_was_published() -> None:
+async def test_published_control_plane_owns_data_without_owner_key() -> None:
     steps = Steps(owner=None)
     virtual = provisioner(steps)
     assert await virtual.has_data(control_plane(published=True))
@@ -178,13 +178,13 @@ async def test_data_of_a_version_without_owner_keys_are_those_of_the_control_pla
 
 
 @pytest.mark.parametrize("owner", [None, OTHER, OWN])
-async def test_data_that_are_taken_over_change_their_owner_and_the_former_user_goes(owner: Owner | None) -> None:
+async def test_take_over_changes_owner_and_revokes_former_user(owner: Owner | None) -> None:
     steps = Steps(owner=owner)
     await provisioner(steps).take_over(control_plane(), former="u-0")
     assert (steps.done, steps.held) == (["revoke cp-u-0"], OWN)
 
 
-async def test_data_that_went_to_somebody_else_are_not_taken_over() -> None:
+async def test_take_over_refuses_data_of_another_owner() -> None:
     steps = Steps(owner=Owner("u-7", "shop"))
     with pytest.raises(ConditionError, match=r"belong to control plane shop \(u-7\)") as refused:
         await provisioner(steps).take_over(control_plane(), former="u-0")

@@ -1,4 +1,4 @@
-"""What comes from a tenant's API server is held to a form before it is written anywhere."""
+"""Answers of a tenant's API server are validated and bounded before the operator stores them."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _LIFE = dt.timedelta(hours=1)
         (None, "unknown"),
     ],
 )
-def test_a_version_fits_into_the_status_whatever_is_reported(answer: Any, version: str) -> None:
+def test_reported_version_always_fits_into_status(answer: Any, version: str) -> None:
     assert reported_version(answer) == version
     assert ControlPlaneStatus(version=reported_version(answer)).version == version
     assert ControlPlaneRegistrationStatus(version=reported_version(answer)).version == version
 
 
 class _Answering:
-    """Stands for a client; answers with the same thing always."""
+    """Fake client that always returns the same answer."""
 
     def __init__(self, answer: Any) -> None:
         self._answer = answer
@@ -63,19 +63,19 @@ class _Answering:
         {"token": "a" * 20_000, "expirationTimestamp": "2040-01-01T00:00:00Z"},
     ],
 )
-async def test_what_is_no_token_is_refused_with_a_sentence(status: Any) -> None:
+async def test_request_token_refuses_invalid_token_with_message(status: Any) -> None:
     client = cast("Client", _Answering({"status": status}))
     with pytest.raises(BootstrapFailed, match="gave no token for ServiceAccount a"):
         await request_token(client, service_account="a", lifetime=_LIFE)
 
 
-async def test_a_token_is_taken_as_it_is() -> None:
+async def test_request_token_returns_valid_token_unchanged() -> None:
     answer = {"status": {"token": "a.b-c_d", "expirationTimestamp": "2040-01-01T00:00:00Z"}}
     client = cast("Client", _Answering(answer))
     assert (await request_token(client, service_account="a", lifetime=_LIFE)).value == "a.b-c_d"
 
 
-def test_the_condition_says_that_an_answer_was_too_large() -> None:
+def test_tenant_error_reports_too_large_answer() -> None:
     failure = tenant_error("setting up the control plane", AnswerTooLarge("https://a answered with more than 4 MiB"))
     assert (failure.reason, failure.message) == (
         "AnswerTooLarge",
@@ -83,13 +83,13 @@ def test_the_condition_says_that_an_answer_was_too_large() -> None:
     )
 
 
-def test_what_a_tenant_says_is_bounded_and_printable_in_conditions() -> None:
+def test_tenant_error_message_is_bounded_and_printable() -> None:
     failure = tenant_error("a", Forbidden(403, "Forbidden", "no\n\x00\u202e" + "x" * 100_000))
     assert failure.message.isprintable()
     assert len(failure.message) < 2100
 
 
-async def test_clients_of_tenants_take_little_in_and_those_of_the_management_cluster_do_not_change() -> None:
+async def test_tenant_client_has_lower_limits_than_management_client() -> None:
     config = ClusterConfig("https://127.0.0.1:1")
     async with tenant_client(config, timeout_seconds=1) as tenant, Client(config, field_manager="kplane") as management:
         assert tenant._limits.answer_bytes == tenant._limits.list_bytes == 4 * 1024**2

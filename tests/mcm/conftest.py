@@ -1,4 +1,4 @@
-"""What tests of mcm have in common: the fixtures of the modules here, and small ones."""
+"""Common fixtures of the tests of mcm."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ __all__ = [
 
 @pytest.fixture
 async def runtime(tmp_path: Path) -> AsyncIterator[ProcessRuntime]:
-    """Runs programs that a test writes into its directory, and is quick to start them again."""
-    async with ProcessRuntime(tmp_path / "state", programs=[tmp_path], pace=Pace(restart_base=0.05)) as found:
-        yield found
+    """A runtime for programs that a test writes into its directory, with short restart delays."""
+    async with ProcessRuntime(tmp_path / "state", programs=[tmp_path], pace=Pace(restart_base=0.05)) as runtime:
+        yield runtime
 
 
 @pytest.fixture(autouse=True)
 def _retried_soon() -> Iterator[None]:
-    """Retries sooner than production does. A test that undoes its `monkeypatch` does not end that."""
+    """Shorten the delays of retries. A test that undoes its own `monkeypatch` does not undo these patches."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kplane.mcm.instance.lifecycle._FIRST_RETRY_SECONDS", 0.05)
         for module in ("fleet", "source.debounce"):
@@ -57,6 +57,6 @@ def _retried_soon() -> Iterator[None]:
 
 @pytest.fixture
 def kubeconfig() -> str:
-    """One of an API server that is not there."""
+    """Kubeconfig of an API server that does not exist."""
     config = ClusterConfig(server="https://127.0.0.1:1", token="t")
     return json.dumps(config.to_kubeconfig())

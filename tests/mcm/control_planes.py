@@ -43,16 +43,16 @@ rules:
 
 @dataclass(frozen=True)
 class Tenant:
-    """A control plane without controllers: an API server with its own authorities, and nothing that acts on objects."""
+    """A control plane without controllers: only an API server with its own authorities."""
 
     server: str
     authorities: TenantAuthorities
     directory: Path
-    """Of the component, by which its process is found."""
+    """Directory of the component of the API server, by which tests find its process."""
 
     @property
     def audit(self) -> Path:
-        """Where its API server writes down who changed what."""
+        """Audit log of the API server, with all changes and their users."""
         return self.directory.parent / f"audit-{self.directory.name}.log"
 
     @property
@@ -60,7 +60,7 @@ class Tenant:
         return ClusterConfig.from_kubeconfig(self.kubeconfig(user="admin", groups=("system:masters",)))
 
     def kubeconfig(self, *, user: str = CONTROLLERS_USER, groups: tuple[str, ...] = ()) -> bytes:
-        """A new certificate each time."""
+        """Return a kubeconfig with a new client certificate."""
         client = issue_client(self.authorities.client, user=user, groups=groups)
         return render_kubeconfig(server=self.server, ca=self.authorities.serving.certificate, user=user, client=client)
 
@@ -141,7 +141,7 @@ def _bound(component: Component, *args: str) -> Component:
 
 @pytest.fixture
 async def tenants(running_tenants: dict[str, Tenant]) -> dict[str, Tenant]:
-    """Two control planes, `one` and `two`, without a Lease of an earlier test, whose mcm may have been killed."""
+    """Two control planes, `one` and `two`, without Leases of earlier tests whose mcm was killed."""
     for tenant in running_tenants.values():
         async with Client(tenant.config, field_manager="kplane") as client:
             for program in ("kube-controller-manager", "kube-scheduler"):
@@ -152,15 +152,15 @@ async def tenants(running_tenants: dict[str, Tenant]) -> dict[str, Tenant]:
 
 @pytest.fixture(scope="session")
 def running_tenants(binaries: Binaries) -> Iterator[dict[str, Tenant]]:
-    """Two control planes, `one` and `two`, on one etcd. They run in a thread's loop, so that any test can use them."""
+    """Two control planes, `one` and `two`, on one etcd, in the loop of a thread, so that any test can use them."""
     directory = Path(tempfile.mkdtemp(prefix="kplane-test-"))
     ready, stop = threading.Event(), threading.Event()
     result: dict[str, Any] = {}
 
     async def run() -> None:
         try:
-            async for found in _run_tenants(directory, binaries=binaries, names=("one", "two")):
-                result["tenants"] = found
+            async for tenants in _run_tenants(directory, binaries=binaries, names=("one", "two")):
+                result["tenants"] = tenants
                 ready.set()
                 await asyncio.to_thread(stop.wait)
         except BaseException as error:
@@ -200,7 +200,7 @@ def manifest(api_version: str, kind: str, name: str, *, namespace: str | None = 
 
 
 async def works(client: Client, eventually: Eventually) -> str:
-    """Show that controllers work: a new namespace gets its ServiceAccount. Returns the namespace."""
+    """Assert that controllers work: a new namespace gets its ServiceAccount. Returns the namespace."""
     name = f"proof-{uuid.uuid4().hex[:8]}"
     await client.create(NAMESPACES, manifest("v1", "Namespace", name))
     await eventually(lambda: client.get(SERVICE_ACCOUNTS, "default", namespace=name))
@@ -209,7 +209,7 @@ async def works(client: Client, eventually: Eventually) -> str:
 
 @contextlib.asynccontextmanager
 async def held_by_another(client: Client, program: str) -> AsyncIterator[None]:
-    """Within, somebody else holds the Lease by which programs of this name elect a leader."""
+    """Hold the leader election Lease of a program as a foreign holder."""
     await _hold(client, program, "theirs", seconds=600)
     try:
         yield
@@ -218,7 +218,7 @@ async def held_by_another(client: Client, program: str) -> AsyncIterator[None]:
 
 
 async def _hold(client: Client, program: str, holder: str, *, seconds: int) -> None:
-    """Write the Lease as its holder does, or as one that releases it."""
+    """Write the Lease as its holder does. An empty holder releases it."""
     now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     spec = {"holderIdentity": holder, "leaseDurationSeconds": seconds, "renewTime": now, "acquireTime": now}
     body = manifest("coordination.k8s.io/v1", "Lease", program, namespace="kube-system", spec=spec)
@@ -229,7 +229,7 @@ async def _hold(client: Client, program: str, holder: str, *, seconds: int) -> N
 
 
 async def controllers_token(client: Client, *, account: str) -> str:
-    """A token with all rights in a control plane, of a ServiceAccount that this makes."""
+    """Create a ServiceAccount with all rights in a control plane, and return its token."""
     await client.create(SERVICE_ACCOUNTS, manifest("v1", "ServiceAccount", account, namespace="kube-system"))
     group = "rbac.authorization.k8s.io"
     subject = {"kind": "ServiceAccount", "name": account, "namespace": "kube-system"}
@@ -237,8 +237,8 @@ async def controllers_token(client: Client, *, account: str) -> str:
     binding = manifest(f"{group}/v1", "ClusterRoleBinding", account, roleRef=role, subjects=[subject])
     await client.create(CLUSTER_ROLE_BINDINGS, binding)
     path = f"/api/v1/namespaces/kube-system/serviceaccounts/{account}/token"
-    made: Any = await client.request("POST", path, body={"spec": {}})
-    return str(made["status"]["token"])
+    response: Any = await client.request("POST", path, body={"spec": {}})
+    return str(response["status"]["token"])
 
 
 async def gone(client: Client, resource: Resource, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Ways to servers that can be cut and shut."""
+"""TCP proxies in front of servers. Tests cut their connections and shut them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _HOST = "127.0.0.1"
 
 
 class Gate:
-    """A way to a server, with an address of its own. While it is shut, the server is away for those who come by it."""
+    """A proxy with its own address in front of a server. While it is shut, its clients cannot reach the server."""
 
     def __init__(self, server: str, *, inside: ssl.SSLContext | None) -> None:
-        """TLS to the server is that of who comes, or else by `inside`."""
+        """With `inside`, the gate itself connects by TLS. Otherwise it forwards the TLS of its clients."""
         host, _, port = server.removeprefix("https://").rpartition(":")
         self._target = host, int(port)
         self._inside = inside
@@ -29,14 +29,14 @@ class Gate:
         self.url = ""
         self.shut = False
         self.turned_away = 0
-        """How many came while it was shut."""
+        """Number of connections that were refused because the gate was shut."""
         self.flowing = asyncio.Event()
-        """Cleared: connections are there, and nothing comes through until it is set again."""
+        """While it is cleared, connections stay open but transfer no data."""
         self.flowing.set()
 
     @property
     def connections(self) -> int:
-        """How many lead through it now."""
+        """Number of open connections through the gate."""
         return len(self._writers) // 2
 
     def cut(self) -> None:
@@ -50,7 +50,7 @@ class Gate:
         assert task is not None
         self._serving.add(task)
         try:
-            with contextlib.suppress(OSError):  # where the server does not take it, this end is closed as well
+            with contextlib.suppress(OSError):  # a refused connection is closed at both ends
                 there_reader, there_writer = await asyncio.open_connection(*self._target, ssl=self._inside)
                 ends.add(there_writer)
                 self.turned_away += self.shut
@@ -64,14 +64,14 @@ class Gate:
                 end.transport.abort()
 
     async def aclose(self) -> None:
-        """Break all connections, those too that are being made."""
+        """Break all connections, including connections that are being made."""
         self._closed = True
-        for _ in range(10):  # what was accepted begins to be served in the loop's next rounds
+        for _ in range(10):  # `serve` begins in one of the loop's next rounds after a connection was accepted
             await asyncio.sleep(0)
         await end_tasks(self._serving)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.transport.set_write_buffer_limits(high=1)  # drained is gone; 0 stops TLS for good
+        writer.transport.set_write_buffer_limits(high=1)  # after `drain` the data are sent; 0 stops TLS for good
         with contextlib.suppress(OSError):  # cut
             while data := await reader.read(65536):
                 await self.flowing.wait()
@@ -83,7 +83,7 @@ class Gate:
 
 @pytest.fixture
 def gate_to() -> Callable[..., contextlib.AbstractAsyncContextManager[Gate]]:
-    """`async with gate_to(server) as gate`: a way to it that can be cut and shut. TLS ends at `front`, if given."""
+    """`async with gate_to(server) as gate`: a proxy that can be cut and shut. TLS ends at `front`, if given."""
 
     @contextlib.asynccontextmanager
     async def opened(server: str, *, front: Any = None) -> AsyncIterator[Gate]:

@@ -1,4 +1,4 @@
-"""Instances as mcm puts them together; their program is a script that only waits."""
+"""Instances as in mcm, whose program is a script that only waits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import ProcessRuntime
 
 PYTHON = Flags((f"--python={sys.prefix}", f"--base={sys.base_prefix}"))
-"""An instance may use what its flags name, so one that stands in for a program may be of Python."""
+"""Flags with the paths of Python. An instance may use files that its flags name, so its program may be Python."""
 
 
 def cluster(name: str, *, server: str = "https://127.0.0.1:1", token: str = "t", **more: Any) -> Cluster:
@@ -30,7 +30,7 @@ def cluster(name: str, *, server: str = "https://127.0.0.1:1", token: str = "t",
 
 
 class Heard:
-    """Stands for the registrations: writes down what they would be told."""
+    """A fake observer that records all reports."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
@@ -67,7 +67,7 @@ class World:
         self.metrics = Metrics(self.overview)
 
     def pid(self, name: str) -> int | None:
-        return next((found.pid for found in self.overview.summaries() if found.name == name), None)
+        return next((summary.pid for summary in self.overview.summaries() if summary.name == name), None)
 
     def file(self, name: str, file: str) -> Path:
         return self.directory / "state" / component_name(name) / "files" / file
@@ -76,15 +76,15 @@ class World:
 @pytest.fixture
 async def world(runtime: ProcessRuntime, tmp_path: Path) -> AsyncIterator[World]:
     program(tmp_path)
-    found = World(tmp_path, runtime)
+    world = World(tmp_path, runtime)
     try:
-        yield found
+        yield world
     finally:
-        await found.clusters.aclose()
+        await world.clusters.aclose()
 
 
 def program(directory: Path, script: str = "exec sleep 1000", *, name: str = "kube-controller-manager") -> None:
-    """Write a script that stands in for a program: without another one it only waits."""
+    """Write a script in place of a program. The default script only waits."""
     path = directory / name
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o700)

@@ -32,7 +32,7 @@ _QUICK = Path(__file__).with_name("quick_mcm.py")
 
 
 class Mcm:
-    """mcm as a process of its own, with everything that one may look at from outside."""
+    """mcm as a separate process, with its log, output, HTTP answers, instances and directories."""
 
     def __init__(
         self,
@@ -45,17 +45,17 @@ class Mcm:
         apart: bool = False,
         lease_seconds: int | None = None,
     ) -> None:
-        """`quick`, `apart` and `lease_seconds` are what `quick_mcm.py` describes."""
+        """`quick_mcm.py` describes `quick`, `apart` and `lease_seconds`."""
         self.state = directory / "state"
         self.log = directory / "mcm.log"
         self.output = directory / "mcm.out"
         self.url = f"http://127.0.0.1:{port}"
-        wanted = {
+        variables = {
             "QUICK_MCM": "yes" if quick else None,
             "QUICK_MCM_APART": "yes" if apart else None,
             "QUICK_MCM_LEASE_SECONDS": str(lease_seconds) if lease_seconds is not None else None,
         }
-        self._environment = {name: value for name, value in wanted.items() if value is not None}
+        self._environment = {name: value for name, value in variables.items() if value is not None}
         command = (str(_QUICK),) if self._environment else ("-m", "kplane.mcm.main")
         self._command = [
             *(sys.executable, *command, f"--kubeconfig={kubeconfig}", f"--state-dir={self.state}"),
@@ -77,7 +77,7 @@ class Mcm:
             )
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        """Signal it, wait for its end and tell its exit status."""
+        """Signal the process, wait until it ends and return its exit status."""
         assert self.process is not None
         self.process.send_signal(number)
         return self.process.wait(90.0)
@@ -91,11 +91,11 @@ class Mcm:
                 return error.code, error.read().decode()
 
     def clusters(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.get("/clusters")[1])["clusters"]
-        return found
+        clusters: dict[str, Any] = json.loads(self.get("/clusters")[1])["clusters"]
+        return clusters
 
     def instances(self) -> list[int]:
-        """Processes that carry the marker of this mcm's runtime, told by the system."""
+        """Return the pids of all processes with the marker of this mcm's runtime."""
         return find_processes(self.state)
 
     def directories(self) -> list[str]:
@@ -106,9 +106,10 @@ class Mcm:
 def mcm_of(
     binaries: Binaries, hold_port: Callable[[], int], request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Mcm]]:
-    """`mcm_of(kubeconfig)`: mcm with the identity of a kubeconfig, not started yet; in the end nothing is left.
+    """`mcm_of(kubeconfig)` makes an mcm with the identity of a kubeconfig. The test starts it.
 
-    `programs` are directories with its programs, in place of all that there are. `how` is as in Mcm.
+    `programs` replaces the default directories of programs. Other arguments are those of Mcm. At the end of the test,
+    the fixture stops each mcm and asserts that it has no instances.
     """
 
     def make(kubeconfig: Path, *, programs: tuple[Path, ...] = binaries.directories, **how: Any) -> Mcm:
@@ -123,29 +124,29 @@ def mcm_of(
 
 @pytest.fixture
 def mcm(api_server: Any, mcm_of: Callable[[Path], Mcm]) -> Mcm:
-    """mcm on the management cluster, not started yet, with the identity and the rights that it has in production."""
+    """mcm for the management cluster, with its production identity and rights. The test starts it."""
     return mcm_of(api_server.mcm_kubeconfig)
 
 
 @pytest.fixture(scope="module")
 def started_mcm(api_server: Any, binaries: Binaries, request: pytest.FixtureRequest) -> Iterator[Mcm]:
-    """Starts mcm once for a module, with short waits, and with the flags that the module names in `MCM_FLAGS`."""
-    with socket.socket() as held:
-        # As `hold_port` does it, which is for one test.
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        port = held.getsockname()[1]
-        with _mcm(api_server.mcm_kubeconfig, programs=binaries.directories, port=port, quick=True) as found:
-            found.start(*getattr(request.module, "MCM_FLAGS", ()))
-            yield found
+    """Start mcm once for a module, with short waits and with the flags in the module's `MCM_FLAGS`."""
+    with socket.socket() as reservation:
+        # `hold_port` does the same, but only for a single test.
+        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reservation.bind(("127.0.0.1", 0))
+        port = reservation.getsockname()[1]
+        with _mcm(api_server.mcm_kubeconfig, programs=binaries.directories, port=port, quick=True) as mcm:
+            mcm.start(*getattr(request.module, "MCM_FLAGS", ()))
+            yield mcm
 
 
 @pytest.fixture
 async def shared_mcm(started_mcm: Mcm, request: pytest.FixtureRequest, eventually: Eventually) -> AsyncIterator[Mcm]:
-    """Lends the mcm of the module to one test, after which it has nothing left of the registrations of that test.
+    """Lend the mcm of the module to a test. Afterwards, wait until its instances, directories and clusters are gone.
 
-    Ask for it before `fleet`, so that the registrations are gone first. Tests that end mcm, or need other flags, take
-    `mcm` in a module of their own: two at once would both serve each registration.
+    Request this fixture before `fleet`, so that the registrations are deleted first. Tests that end mcm or need other
+    flags use `mcm` in a separate module: two mcm at once would both serve each registration.
     """
     yield started_mcm
     try:
@@ -165,18 +166,18 @@ def _mcm(
     **how: Any,
 ) -> Iterator[Mcm]:
     directory = Path(tempfile.mkdtemp(prefix="kplane-test-"))
-    found = Mcm(directory, kubeconfig=kubeconfig, programs=programs, port=port, **how)
+    mcm = Mcm(directory, kubeconfig=kubeconfig, programs=programs, port=port, **how)
     try:
-        yield found
-        if found.process is not None and found.process.poll() is None:
-            assert found.end() == 0, found.log.read_text()
-        assert not found.instances()
+        yield mcm
+        if mcm.process is not None and mcm.process.poll() is None:
+            assert mcm.end() == 0, mcm.log.read_text()
+        assert not mcm.instances()
     finally:
-        at_end(found)
-        if found.process is not None and found.process.poll() is None:
-            found.process.kill()
-            found.process.wait()
-        for pid in found.instances():
+        at_end(mcm)
+        if mcm.process is not None and mcm.process.poll() is None:
+            mcm.process.kill()
+            mcm.process.wait()
+        for pid in mcm.instances():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(directory, ignore_errors=True)
@@ -190,30 +191,30 @@ def _show_logs(mcm: Mcm, *, item: pytest.Item) -> None:
 
 @pytest.fixture
 def state(mcm: Any, eventually: Eventually) -> Callable[..., Awaitable[dict[str, Any]]]:
-    """`await state(name, "Ready")`: wait for what mcm tells of a cluster, then give all of it."""
+    """`await state(name, "Ready")` waits until mcm reports this state of a cluster, and returns its summary."""
 
     async def wait(name: str, wanted: str, accept: Callable[[dict[str, Any]], Any] = bool) -> dict[str, Any]:
         def told() -> Any:
             return mcm.clusters().get(name, {})
 
-        found: dict[str, Any] = await eventually(
+        summary: dict[str, Any] = await eventually(
             lambda: asyncio.to_thread(told),
             lambda found: found.get("state") == wanted and accept(found),
         )
-        return found
+        return summary
 
     return wait
 
 
 def samples(mcm: Mcm) -> Samples:
-    """Values by name and cluster, and by the code or else the queue that they are of; each metric is described once."""
-    found: Samples = {}
+    """Return sample values by metric name and cluster, then by code or queue. Each metric has one TYPE line."""
+    series: Samples = {}
     text = mcm.get("/metrics")[1]
     described = re.findall(r"^# TYPE (\S+)", text, flags=re.MULTILINE)
     assert len(set(described)) == len(described)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = sample.labels
-            values = found.setdefault((sample.name, labels.get("cluster", "")), {})
+            values = series.setdefault((sample.name, labels.get("cluster", "")), {})
             values[labels.get("code") or labels.get("name") or ""] = sample.value
-    return found
+    return series

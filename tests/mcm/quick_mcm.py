@@ -1,8 +1,8 @@
-"""Runs mcm as a test asks for it, by environment variables.
+"""Runs mcm with the settings of a test, from environment variables.
 
-- QUICK_MCM: with shorter waits than in production, so that its tests wait for what it does and not for its clock.
-- QUICK_MCM_LEASE_SECONDS: how long the Lease of an instance lasts.
-- QUICK_MCM_APART: with a Lease for each registration, so that a test can have many on one API server.
+- QUICK_MCM: shorter waits than in production, so that tests do not wait for timers.
+- QUICK_MCM_LEASE_SECONDS: duration of the Lease of an instance.
+- QUICK_MCM_APART: a separate instance Lease for each registration, so that several can have the same API server.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Fleet:
     async def add(
         self, stem: str, *, server: str, secret: str, profile: str = "Nodeless", services: tuple[str, ...]
     ) -> str:
-        """Create a registration with a Secret that is there."""
+        """Create a registration with an existing Secret."""
         name = self.name(stem)
         spec = {"controlPlaneRef": {"name": name}, "services": list(services)}
         await self.client.create(REGISTRATIONS, {"metadata": {"name": name}, "spec": spec})
@@ -60,7 +60,7 @@ class Fleet:
         return name
 
     async def put_secret(self, stem: str, secret: Mapping[str, bytes]) -> None:
-        """Write a Secret, and let mcm read it and no other one."""
+        """Write a Secret, and allow mcm to read only this Secret."""
         data = {key: base64.b64encode(value).decode() for key, value in secret.items()}
         metadata = {"name": stem, "namespace": self.namespace}
         await self.client.apply(SECRETS, {"metadata": metadata, "data": data}, force=True)
@@ -75,18 +75,18 @@ class Fleet:
         await self.client.apply(ROLE_BINDINGS, binding, force=True)
 
     async def told(self, stem: str) -> tuple[str, str, str]:
-        """What the registration says of its instance: status and reason of Running, and for which control plane."""
+        """Return status and reason of the condition Running, and the control plane UID of the instance."""
         return self.instance_in(await self.client.get(REGISTRATIONS, self.name(stem)))
 
     async def condition(self, stem: str) -> dict[str, Any]:
-        """The condition Running; empty if there is none."""
+        """Return the condition Running, or an empty dict."""
         status = (await self.client.get(REGISTRATIONS, self.name(stem))).get("status") or {}
         return next((item for item in status.get("conditions", ()) if item["type"] == "Running"), {})
 
     async def withdraw(self, stem: str) -> None:
-        """Have the registration be not ready, as while its control plane is deleted."""
-        found = await self.client.get(REGISTRATIONS, self.name(stem))
-        status = {"ready": False, "controlPlaneUID": None, "observedGeneration": found["metadata"]["generation"]}
+        """Make the registration unready, as during the deletion of its control plane."""
+        registration = await self.client.get(REGISTRATIONS, self.name(stem))
+        status = {"ready": False, "controlPlaneUID": None, "observedGeneration": registration["metadata"]["generation"]}
         await self.client.patch(REGISTRATIONS, self.name(stem), {"status": status}, subresource="status")
 
     async def resolve(
@@ -98,10 +98,10 @@ class Fleet:
         profile: str = "Nodeless",
         services: tuple[str, ...] = ("Controllers",),
     ) -> None:
-        found = await self.client.get(REGISTRATIONS, self.name(stem))
+        registration = await self.client.get(REGISTRATIONS, self.name(stem))
         status = {
             "ready": True,
-            "observedGeneration": found["metadata"]["generation"],
+            "observedGeneration": registration["metadata"]["generation"],
             "resolvedEndpoint": server,
             "resolvedControllersSecretRef": {"name": secret, "namespace": self.namespace},
             "controlPlaneUID": self.uid_at(server),
@@ -112,24 +112,28 @@ class Fleet:
 
     @staticmethod
     def uid_at(server: str) -> str:
-        """The uid of the control plane at an address."""
+        """Return the uid of the control plane at an address."""
         return str(uuid.uuid5(uuid.NAMESPACE_URL, server))
 
     @staticmethod
     def instance_in(registration: Mapping[str, Any]) -> tuple[str, str, str]:
-        """Status and reason of Running, and for which control plane the instance is."""
+        """Return status and reason of the condition Running, and the control plane UID of the instance."""
         status = registration["status"]
-        found: dict[str, str] = next((item for item in status.get("conditions", ()) if item["type"] == "Running"), {})
-        return found.get("status", ""), found.get("reason", ""), status.get("instance", {}).get("controlPlaneUID", "")
+        running: dict[str, str] = next((item for item in status.get("conditions", ()) if item["type"] == "Running"), {})
+        return (
+            running.get("status", ""),
+            running.get("reason", ""),
+            status.get("instance", {}).get("controlPlaneUID", ""),
+        )
 
 
 @pytest.fixture
 async def fleet(api_server: Any) -> AsyncIterator[Fleet]:
     """Registrations on the management cluster, without the operator."""
     async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
-        found = Fleet(client)
-        await found.open()
+        fleet = Fleet(client)
+        await fleet.open()
         try:
-            yield found
+            yield fleet
         finally:
-            await found.aclose()
+            await fleet.aclose()

@@ -1,4 +1,4 @@
-"""One registration, and who tells it of its instance, on a real API server with the rights of production."""
+"""A registration and the reporter of its instance, on a real API server with the rights of production."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Eventually = Callable[..., Any]
 
 
 class Faulty(Client):
-    """Counts its writes, and may meet faults that a real API server shows to nobody on demand."""
+    """A client that counts its writes, and simulates faults of an API server."""
 
     fault: Exception | None = None
     silent = False
@@ -53,17 +53,17 @@ class Faulty(Client):
 
 
 class Desk:
-    """One registration that is ready for a control plane, and who tells it of its instance."""
+    """A registration that is ready for a control plane, and the reporter of its instance."""
 
     def __init__(self, admin: Client, client: Faulty, mirror: Informer, eventually: Eventually) -> None:
         self.admin = admin
         self.client = client
         self.mine = True
-        """Whether the instance of the registration is the business of these reports."""
+        """Whether this mcm owns the registration."""
         self.fenced = False
-        """Whether another process speaks of it."""
+        """Whether another mcm owns the registration, so that writes are refused."""
         self.seconds_left = 60.0
-        """Until another process may."""
+        """Seconds until another mcm may own the registration."""
         self.unseen = False
         """Whether the registration is not selected any more."""
         self.name = f"report-{uuid.uuid4().hex[:10]}"
@@ -73,7 +73,7 @@ class Desk:
         self.reports = self.another()
 
     def another(self, *, mode: RegistrationMode = RegistrationMode.SHARED) -> StatusReporter:
-        """mcm, after it was started again."""
+        """Return the reporter of another run of mcm."""
         return StatusReporter(
             self.client,
             registration=self.seen,
@@ -97,32 +97,32 @@ class Desk:
         return Cluster(self.name, config=config, attributes={"controlPlaneUID": self.uid})
 
     async def resolve(self, **status: Any) -> None:
-        """Write what the operator would, and what it says of readiness besides."""
+        """Write the status as the operator does, with `status` as further fields."""
         body = {"status": {"ready": True, "controlPlaneUID": self.uid, **status}}
         written = await self.admin.patch(REGISTRATIONS, self.name, body, subresource="status")
         await self._watched(written)
 
     async def caught_up(self) -> None:
-        """Wait until the watch has told of all that was written so far."""
+        """Wait until the watch has seen all writes so far."""
         await self._watched(await self.admin.get(REGISTRATIONS, self.name))
 
     async def _watched(self, written: dict[str, Any]) -> None:
         version = int(written["metadata"]["resourceVersion"])
 
         def seen() -> int:
-            found = self.seen(self.name)
-            return int(found["metadata"]["resourceVersion"]) if found is not None else 0
+            registration = self.seen(self.name)
+            return int(registration["metadata"]["resourceVersion"]) if registration is not None else 0
 
         await self._eventually(seen, lambda found: found >= version)
 
     async def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = (await self.admin.get(REGISTRATIONS, self.name))["status"]
-        return found
+        status: dict[str, Any] = (await self.admin.get(REGISTRATIONS, self.name))["status"]
+        return status
 
     async def running(self) -> tuple[str, str]:
-        """Status and reason of the condition."""
-        found = [item for item in (await self.status()).get("conditions", ()) if item["type"] == "Running"]
-        return (found[0]["status"], found[0]["reason"]) if found else ("", "")
+        """Return status and reason of the condition Running."""
+        conditions = [item for item in (await self.status()).get("conditions", ()) if item["type"] == "Running"]
+        return (conditions[0]["status"], conditions[0]["reason"]) if conditions else ("", "")
 
 
 @pytest.fixture
@@ -133,14 +133,14 @@ async def desk(api_server: Any, eventually: Eventually) -> AsyncIterator[Desk]:
     ):
         mirror = Informer(client, REGISTRATIONS)
         task = asyncio.create_task(mirror.run())
-        made = Desk(admin, client, mirror, eventually)
-        spec = {"controlPlaneRef": {"name": made.name}, "services": ["Controllers"]}
-        await admin.create(REGISTRATIONS, {"metadata": {"name": made.name}, "spec": spec})
-        await made.resolve()
+        desk = Desk(admin, client, mirror, eventually)
+        spec = {"controlPlaneRef": {"name": desk.name}, "services": ["Controllers"]}
+        await admin.create(REGISTRATIONS, {"metadata": {"name": desk.name}, "spec": spec})
+        await desk.resolve()
         try:
-            yield made
+            yield desk
         finally:
             task.cancel()
             await asyncio.wait([task])
             with contextlib.suppress(NotFound):
-                await admin.delete(REGISTRATIONS, made.name)
+                await admin.delete(REGISTRATIONS, desk.name)

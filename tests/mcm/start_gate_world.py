@@ -1,4 +1,4 @@
-"""API servers that misbehave, what guards instances from them, and made-up time."""
+"""Faulty API servers, a fleet whose start gates protect its instances from them, and simulated time."""
 
 from __future__ import annotations
 
@@ -32,15 +32,18 @@ def answer(status: str, body: dict[str, Any]) -> bytes:
 
 
 def guarded(leases: Leases, *, policy: str = "Ignore") -> None:
-    """Have `leases` know of a webhook on Leases, and of one on Pods."""
-    named = {"name": "guard.example.com", "failurePolicy": policy, "timeoutSeconds": 10}
+    """Add a webhook on Leases and a webhook on Pods to `leases`."""
+    webhook = {"name": "guard.example.com", "failurePolicy": policy, "timeoutSeconds": 10}
     rules = (
         {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]},
         {"apiGroups": [""], "resources": ["pods"]},
     )
     leases.configurations = {
         "validatingwebhookconfigurations": [
-            {"metadata": {"name": f"guard-{number}"}, "webhooks": [{**named, "rules": [{**rule, "operations": ["*"]}]}]}
+            {
+                "metadata": {"name": f"guard-{number}"},
+                "webhooks": [{**webhook, "rules": [{**rule, "operations": ["*"]}]}],
+            }
             for number, rule in enumerate(rules)
         ],
         "mutatingwebhookconfigurations": [],
@@ -53,16 +56,16 @@ class Leases:
     def __init__(self) -> None:
         self.specs: dict[str, dict[str, Any]] = {}
         self.forbidden: frozenset[str] = frozenset()
-        """Methods that it refuses."""
+        """HTTP methods that the API server refuses."""
         self.refusal: bytes | None = None
-        """The answer to each write that comes, of a webhook for example."""
+        """Answer to each write, for example the refusal of a webhook."""
         self.configurations: dict[str, list[dict[str, Any]]] = {}
-        """Objects that have webhooks, by the plural of their kind."""
+        """Webhook configurations by the plural of their kind."""
         self._versions = itertools.count(1)
         self._version: dict[str, str] = {}
 
     def hold(self, holder: str, *, seconds: Any = 1, name: str = "kube-controller-manager", **more: Any) -> None:
-        """Have somebody write a Lease now."""
+        """Write a Lease as its holder does, renewed now."""
         renewed = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         self.specs[name] = {
             "holderIdentity": holder,
@@ -105,7 +108,7 @@ class Leases:
 
 
 class FaultServer:
-    """An API server that keeps Leases, or answers each request with the same bytes; None: with nothing."""
+    """An API server that stores Leases, or answers each request with the same bytes (None: no answer)."""
 
     def __init__(self, directory: Path) -> None:
         self.authority = create_authority("fault")
@@ -113,7 +116,7 @@ class FaultServer:
         self.answer: bytes | Leases | None = self.leases
         self.after_seconds = 0.0
         self.write_after_seconds = 0.0
-        """More, for a write: as long as a webhook takes."""
+        """Additional delay of each write, such as that of a webhook."""
         self.loses_answers = False
         """Whether connections break after a request was carried out."""
         self.endless = False
@@ -151,13 +154,13 @@ class FaultServer:
                 body = await reader.readexactly(int(length[1])) if length else b""
                 self.asked += 1
                 await asyncio.sleep(self.after_seconds + (self.write_after_seconds if method != "GET" else 0.0))
-                found = self.answer
+                reply = self.answer
                 if self.loses_answers:
-                    if isinstance(found, Leases):
-                        found.serve(method, path, body)
+                    if isinstance(reply, Leases):
+                        reply.serve(method, path, body)
                     writer.transport.abort()
                     return
-                writer.write(found.serve(method, path, body) if isinstance(found, Leases) else found or b"")
+                writer.write(reply.serve(method, path, body) if isinstance(reply, Leases) else reply or b"")
                 while self.endless:
                     writer.write(b"[" * 65536)
                     await writer.drain()
@@ -193,14 +196,14 @@ class World:
         self.overview = Overview(self.clusters, instances=self.instances)
 
     def summary(self, name: str = "a") -> ClusterSummary:
-        return next(found for found in self.overview.summaries() if found.name == name)
+        return next(summary for summary in self.overview.summaries() if summary.name == name)
 
     async def add(self, name: str = "a", config: ClusterConfig | None = None) -> None:
         await self.clusters.add_or_replace(Cluster(name, config=config or self.server.config))
 
 
 class Time:
-    """Made-up time of guards, and how often they have looked at an API server."""
+    """Simulated time of start gates, and the number of their looks at an API server."""
 
     def __init__(self) -> None:
         self.now = 0.0

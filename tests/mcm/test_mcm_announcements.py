@@ -1,4 +1,4 @@
-"""What an mcm writes that finds an instance reported as running: nothing, until it holds the Lease of the tenant."""
+"""An mcm does not overwrite the report of a running instance before it holds the Lease of the tenant."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INSTANCE = {"controlPlaneUID": "uid", "services": ["Controllers"], "version": "v
 
 
 class Registration:
-    """One registration and the client that writes its status, with the versions of an API server."""
+    """A registration and the client that writes its status, with resource versions as of an API server."""
 
     def __init__(self) -> None:
         running = {"type": "Running", "status": "True", "reason": "InstanceRunning", "message": "it runs"}
@@ -38,7 +38,7 @@ class Registration:
             },
         }
         self.written: list[str] = []
-        """Reasons, in their order."""
+        """Reasons of all writes, in order."""
 
     def seen(self, name: str) -> dict[str, Any] | None:
         return copy.deepcopy(self.stored) if name == NAME else None
@@ -75,7 +75,7 @@ async def reporting(registration: Registration, **options: Any) -> AsyncIterator
 
 
 async def settled(reports: StatusReporter) -> None:
-    """Let the reporter work on all it has heard of."""
+    """Let the reporter process all updates."""
     reports.look(NAME)
     for _ in range(50):
         await asyncio.sleep(0)
@@ -103,7 +103,7 @@ async def test_reporter_announces_with_the_lease_and_before_the_start(registrati
         await reports.announce(CLUSTER)
         reports.update(NAME, Reason.FOREIGN_CONTROLLER_MANAGER, message="'other' holds the Lease")
         await settled(reports)
-        # The other mcm has ended its instance and released the Lease. This one sees its last write.
+        # The other mcm has ended its instance and released the Lease. The reporter sees its last write.
         registration.change(
             instance=None, conditions=[{"type": "Running", "status": "False", "reason": "Ended", "message": ""}]
         )
@@ -135,7 +135,7 @@ async def test_confirmation_is_refused_when_the_registration_was_withdrawn(regis
         assert registration.stored["status"].get("instance") is None
 
 
-async def test_confirmation_that_failed_is_asked_again(registration: Registration) -> None:
+async def test_confirmation_succeeds_after_a_failed_confirmation(registration: Registration) -> None:
     async with reporting(registration, has_to_announce=True) as reports:
         await reports.announce(CLUSTER)
         apply, registration.apply = registration.apply, _refuse  # type: ignore[method-assign]
@@ -151,7 +151,7 @@ async def _refuse(*_: Any, **__: Any) -> dict[str, Any]:
     raise Conflict(409, "Conflict", "it was changed")
 
 
-async def test_reporter_says_that_the_instance_of_an_earlier_run_cannot_start(registration: Registration) -> None:
+async def test_unreachable_api_server_is_reported_over_an_earlier_run(registration: Registration) -> None:
     async with reporting(registration) as reports:
         await reports.announce(CLUSTER)
         reports.update(NAME, Reason.API_SERVER_UNREACHABLE, message="no answer")
@@ -161,7 +161,7 @@ async def test_reporter_says_that_the_instance_of_an_earlier_run_cannot_start(re
 
 
 @pytest.mark.parametrize("reason", [Reason.API_SERVER_UNREACHABLE, Reason.CANNOT_START])
-async def test_reporter_that_cannot_reach_the_lease_writes_its_reason_over_that_of_another_mcm_once(
+async def test_reporter_without_the_lease_overwrites_another_mcm_once(
     registration: Registration, caplog: pytest.LogCaptureFixture, reason: Reason
 ) -> None:
     def other_says(status: str, said: str) -> None:
@@ -172,18 +172,18 @@ async def test_reporter_that_cannot_reach_the_lease_writes_its_reason_over_that_
         for _ in range(3):
             reports.update(NAME, reason, message="no answer")
             await settled(reports)
-            # The other mcm sees what was written over its own words, and writes them again.
+            # The other mcm sees that its condition was overwritten, and writes it again.
             other_says("True", "InstanceRunning")
             await settled(reports)
         assert registration.written == [reason]
         assert caplog.text.count("another mcm runs the instance") == 1
-        # The other one ends, and this one has something to say.
+        # The other mcm reports its end, so this reporter may write again.
         other_says("False", "Ended")
         await settled(reports)
         assert registration.written == [reason] * 2
         other_says("True", "InstanceRunning")
         await settled(reports)
-        # An end of what never ran takes nothing away.
+        # The end of an instance that never ran does not change the report.
         await reports.end(NAME)
         await settled(reports)
     assert registration.written == [reason] * 2
@@ -191,7 +191,7 @@ async def test_reporter_that_cannot_reach_the_lease_writes_its_reason_over_that_
 
 
 @pytest.mark.parametrize("held_before", [False, True], ids=["overwritten", "held-before"])
-async def test_reporter_that_sees_no_lease_writes_its_reason_again_if_the_other_mcm_is_silent(
+async def test_reporter_without_the_lease_overwrites_a_silent_mcm_again(
     registration: Registration, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any], *, held_before: bool
 ) -> None:
     """The other mcm may have died with its node."""
@@ -211,7 +211,7 @@ async def test_reporter_that_sees_no_lease_writes_its_reason_again_if_the_other_
         before = len(registration.written)
         assert registration.stored["status"]["conditions"][0]["status"] == "True"
         await eventually(lambda: registration.written[before:] == [reason])
-        # The other mcm lives, and is left alone for as long again.
+        # The other mcm writes again, so the reporter waits for the same time again.
         registration.change(conditions=[running])
         await settled(reports)
         assert registration.written[before:] == [reason]
@@ -232,14 +232,14 @@ async def test_reporter_that_reaches_the_lease_again_reports_its_instance(regist
     assert registration.written == ["APIServerUnreachable", "Starting", "InstanceRunning"]
 
 
-async def test_reporter_says_at_once_that_an_unwanted_instance_has_ended(registration: Registration) -> None:
+async def test_reporter_reports_end_of_an_unwanted_instance_at_once(registration: Registration) -> None:
     registration.change(ready=False)
     async with reporting(registration) as reports:
         await settled(reports)
     assert registration.written == ["Ended"]
 
 
-async def test_reporter_says_that_a_wanted_instance_has_ended_when_none_comes(
+async def test_reporter_reports_end_of_a_wanted_instance_after_a_wait(
     registration: Registration, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr("kplane.mcm.status.reporter._YIELD_SECONDS", 0.05)

@@ -1,4 +1,4 @@
-"""Exchanged authorities reach instances."""
+"""Exchange of certificate authorities while instances run."""
 
 from __future__ import annotations
 
@@ -30,62 +30,67 @@ def mcm(shared_mcm: Any) -> Any:
     return shared_mcm
 
 
-async def test_an_exchanged_ca_is_given_to_namespaces_by_the_same_engagement(
+async def test_exchanged_ca_reaches_namespaces_in_the_same_engagement(
     mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
 ) -> None:
-    """kube-controller-manager reads the root CA once, so its process is another one; the cluster is the same."""
+    """kube-controller-manager reads the root CA once, so its process restarts. The cluster stays engaged."""
     tenant = tenants["one"]
-    secret, old = tenant.controllers_secret(), tenant.authorities.serving.certificate
-    both = old + create_authority("next").certificate
+    secret, old_ca = tenant.controllers_secret(), tenant.authorities.serving.certificate
+    both_cas = old_ca + create_authority("next").certificate
     client = issue_client(tenant.authorities.client, user=CONTROLLERS_USER, groups=("system:masters",))
-    kubeconfig = render_kubeconfig(server=tenant.server, ca=both, user=CONTROLLERS_USER, client=client)
+    kubeconfig = render_kubeconfig(server=tenant.server, ca=both_cas, user=CONTROLLERS_USER, client=client)
     name = await fleet.register("a", secret, server=tenant.server)
     pid = (await state(name, "Ready"))["pid"]
-    await fleet.put_secret("a", secret | {"ca.crt": both, "kubeconfig": kubeconfig})
+    await fleet.put_secret("a", secret | {"ca.crt": both_cas, "kubeconfig": kubeconfig})
     await state(name, "Ready", lambda found: found["pid"] != pid)
 
     namespace = await works(one, eventually)
     root = await eventually(lambda: one.get(CONFIG_MAPS, "kube-root-ca.crt", namespace=namespace))
-    assert root["data"]["ca.crt"].encode() == both
+    assert root["data"]["ca.crt"].encode() == both_cas
     assert mcm.log.read_text().count(f"cluster {name}: engaged") == 1
 
 
-async def test_an_exchanged_authority_of_the_api_server_restarts_its_instance_as_any_change(
+async def test_instance_restarts_with_exchanged_authorities_of_the_server(
     mcm: Any, gate_to: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually, tmp_path: Path
 ) -> None:
     """The instance restarts with both authorities, so it goes on while the server certificate is replaced."""
-    tenant, old, new = tenants["one"], create_authority("old"), create_authority("new")
-    both = old.certificate + new.certificate
+    tenant, old_ca, new_ca = tenants["one"], create_authority("old"), create_authority("new")
+    both_cas = old_ca.certificate + new_ca.certificate
     secret, token = tenant.controllers_secret(), await controllers_token(one, account=fleet.name("a"))
 
     def trusting(authority: bytes) -> dict[str, bytes]:
         config = {"cluster": {"server": tenant.server, "certificate-authority-data": encoded(authority)}}
         user = {"name": "a", "user": {"token": token}}
         context = {"name": "a", "context": {"cluster": "a", "user": "a"}}
-        whole = {"clusters": [{"name": "a"} | config], "users": [user], "contexts": [context], "current-context": "a"}
-        return secret | {"kubeconfig": json.dumps(whole).encode()}
+        document = {
+            "clusters": [{"name": "a"} | config],
+            "users": [user],
+            "contexts": [context],
+            "current-context": "a",
+        }
+        return secret | {"kubeconfig": json.dumps(document).encode()}
 
     front = Front(tenant.config, directory=tmp_path)
-    front.sign(old)
+    front.sign(old_ca)
     async with gate_to(tenant.server, front=front) as gate:
-        name = await fleet.register("a", trusting(old.certificate), server=gate.url)
+        name = await fleet.register("a", trusting(old_ca.certificate), server=gate.url)
         pid = (await state(name, "Ready"))["pid"]
-        await fleet.put_secret("a", trusting(both))
+        await fleet.put_secret("a", trusting(both_cas))
         pid = (await state(name, "Ready", lambda found: found["pid"] != pid))["pid"]
         await works(one, eventually)
 
-        front.sign(new)
+        front.sign(new_ca)
         gate.cut()
         await works(one, eventually)
         assert (await state(name, "Ready"))["pid"] == pid
-        await fleet.put_secret("a", trusting(new.certificate))
+        await fleet.put_secret("a", trusting(new_ca.certificate))
         await state(name, "Ready", lambda found: found["pid"] != pid)
         gate.cut()
         await works(one, eventually)
 
 
 class Front:
-    """Stands before an API server with a certificate of its own, which can be exchanged."""
+    """TLS in front of an API server, with a separate certificate that tests can exchange."""
 
     def __init__(self, config: ClusterConfig, *, directory: Path) -> None:
         assert config.ca_data is not None

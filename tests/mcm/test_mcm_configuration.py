@@ -1,4 +1,4 @@
-"""What an instance of kube-controller-manager is started with."""
+"""Arguments, environment and files of an instance of kube-controller-manager."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def describe(
     return configure(cluster, address=ADDRESS, serving=SERVING, flags=flags)
 
 
-def test_arguments_of_a_control_plane_with_all_keys() -> None:
+def test_arguments_of_an_instance_with_all_keys() -> None:
     component = describe()
     assert component.program == "kube-controller-manager"
     assert sorted(component.args) == [
@@ -71,14 +71,14 @@ def test_arguments_of_a_control_plane_with_all_keys() -> None:
 
 
 @pytest.mark.parametrize("service", InstanceKind)
-def test_it_dies_with_mcm_and_its_log_is_bounded(service: InstanceKind) -> None:
+def test_instance_dies_with_mcm_and_its_log_is_bounded(service: InstanceKind) -> None:
     cluster = Cluster("a", config=ClusterConfig(server="https://127.0.0.1:6443", token="t"))
     component = service.describe(cluster, address=ADDRESS, serving=SERVING, flags=NO_FLAGS, program=service.program)
     assert (component.lifetime, component.only_logs) == (Lifetime.BOUND, True)
 
 
 @pytest.mark.parametrize("service", InstanceKind)
-def test_it_reads_its_own_files_and_those_that_flags_name(service: InstanceKind) -> None:
+def test_instance_may_read_files_that_its_flags_name(service: InstanceKind) -> None:
     cluster = Cluster("a", config=ClusterConfig(server="https://127.0.0.1:6443", token="t"))
 
     def reads(*flags: str) -> tuple[str, ...] | None:
@@ -91,7 +91,7 @@ def test_it_reads_its_own_files_and_those_that_flags_name(service: InstanceKind)
     assert reads("--v=2", "--cloud-config=/cloud/config", "--other", "/other/file") == ("/cloud/config", "/other/file")
 
 
-def test_the_kubeconfig_refers_to_files_beside_it() -> None:
+def test_kubeconfig_refers_to_files_beside_it() -> None:
     component = describe(server="https://host:6443/clusters/a/control-plane", tls_server_name="inner")
     kubeconfig = yaml.safe_load(component.files["kubeconfig"].content)
     assert kubeconfig["clusters"][0]["cluster"] == {
@@ -104,7 +104,7 @@ def test_the_kubeconfig_refers_to_files_beside_it() -> None:
     assert component.files["token"].content == b"token-secret"
 
 
-def test_a_client_certificate_and_its_key_change_in_one_step() -> None:
+def test_client_certificate_and_key_are_in_one_reloaded_file() -> None:
     component = describe(**CLIENT)
     user = yaml.safe_load(component.files["kubeconfig"].content)["users"][0]["user"]
     assert user == {"client-certificate": "client.pem", "client-key": "client.pem"}
@@ -122,47 +122,47 @@ def test_secrets_are_in_files_only(config: dict[str, Any]) -> None:
         assert secret not in component.files["kubeconfig"].content.decode()
 
 
-def test_renewed_credentials_change_files_that_are_read_again_and_nothing_else() -> None:
+def test_renewed_token_changes_only_a_reloaded_file() -> None:
     before, after = describe(), describe(token="renewed")
-    changed = {name for name in before.files if before.files[name] != after.files[name]}
-    assert changed == {"token"}
+    changed_files = {name for name in before.files if before.files[name] != after.files[name]}
+    assert changed_files == {"token"}
     assert after.files["token"].reloaded
     assert before.args == after.args
 
 
 @pytest.mark.parametrize("key", ["ca.crt", "sa.key"])
-def test_keys_that_are_read_once_are_not_taken_for_reloaded_ones(key: str) -> None:
+def test_key_that_is_read_once_is_not_marked_as_reloaded(key: str) -> None:
     assert not describe().files[key].reloaded
 
 
-def test_without_root_ca_in_the_secret_the_server_ca_is_published() -> None:
+def test_server_ca_is_published_if_the_secret_has_no_root_ca() -> None:
     component = describe(credentials={})
     assert component.files["ca.crt"].content == CA
     assert "--root-ca-file=$(FILES)/ca.crt" in component.args
 
 
-def test_half_a_signing_ca_is_none() -> None:
+def test_signing_ca_without_its_key_is_ignored() -> None:
     component = describe(credentials={"signing-ca.crt": CA}, profile="Nodeless")
     assert "signing-ca.crt" not in component.files
     assert "certificatesigningrequest-signing-controller" not in " ".join(component.args)
 
 
-def test_a_kubeconfig_without_credentials_is_refused_with_a_sentence() -> None:
+def test_kubeconfig_without_credentials_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"registration a: .* add a token or a client certificate"):
         describe(token=None)
 
 
-def test_an_unknown_profile_is_refused_with_those_that_there_are() -> None:
+def test_unknown_profile_is_refused_with_a_list_of_profiles() -> None:
     sentence = r"unknown controllers\.profile 'Tiny'; use one of Core, Nodeless, Full"
     with pytest.raises(ConfigurationError, match=sentence):
         describe(profile="Tiny")
 
 
-def test_the_serving_certificate_is_trusted_by_itself_also_under_strict_rules() -> None:
+def test_serving_certificate_is_its_own_ca_under_strict_rules() -> None:
     client = ssl.create_default_context(cadata=SERVING.certificate.decode())
     client.verify_flags |= ssl.VERIFY_X509_STRICT
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # A handshake in memory, so that it is OpenSSL who judges, for the address that the probe uses.
+    # A handshake in memory, so that OpenSSL verifies the certificate for the address of the probe.
     _load(server, SERVING)
     ends = [ssl.MemoryBIO() for _ in range(2)]
     asking = client.wrap_bio(ends[0], ends[1], server_hostname="127.0.0.1")
@@ -194,20 +194,20 @@ _NAMES = st.one_of(
 
 
 @given(_NAMES, _NAMES)
-def test_component_names_are_labels_and_distinct(one: str, other: str) -> None:
+def test_component_names_are_distinct_dns_labels(one: str, other: str) -> None:
     for name in (one, other):
         assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", component_name(name))
     assert (component_name(one) == component_name(other)) == (one == other)
 
 
 def controllers_of(component: Component) -> list[str]:
-    """What `--controllers` of the process says."""
-    found = [argument for argument in component.args if argument.startswith("--controllers=")]
-    assert len(found) == 1
-    return found[0].partition("=")[2].split(",")
+    """Return the value of `--controllers` as a list."""
+    arguments = [argument for argument in component.args if argument.startswith("--controllers=")]
+    assert len(arguments) == 1
+    return arguments[0].partition("=")[2].split(",")
 
 
-def test_flags_reach_the_process_and_take_the_place_of_defaults() -> None:
+def test_flags_reach_the_process_and_replace_defaults() -> None:
     flags = Flags(("--concurrent-gc-syncs", "5", "--use_service_account_credentials", "--v=2"))
     component = describe(flags=flags)
     at = component.args.index("--concurrent-gc-syncs")
@@ -218,38 +218,38 @@ def test_flags_reach_the_process_and_take_the_place_of_defaults() -> None:
 
 
 @pytest.mark.parametrize("flag", ["--profiling", "--profiling=true"])
-def test_who_asks_for_profiles_has_that_of_the_heap_too(flag: str) -> None:
+def test_profiling_flag_enables_heap_profiles(flag: str) -> None:
     assert "memprofilerate=0" in describe().env["GODEBUG"]
     assert "GODEBUG" not in describe(flags=Flags.parse([flag])).env
 
 
-def test_what_mcm_sets_itself_comes_last_so_that_no_flag_undoes_it() -> None:
+def test_arguments_of_mcm_come_after_flags() -> None:
     component = describe(flags=Flags(("--cluster-name=a",)))
     assert component.args.index("--cluster-name=a") < component.args.index("--kubeconfig=$(FILES)/kubeconfig")
 
 
-def test_controllers_of_mcm_run_where_the_registration_names_none() -> None:
+def test_controllers_of_mcm_run_if_the_registration_has_no_profile() -> None:
     flags = Flags(controllers=("*", "-job-controller", "serviceaccount-token-controller"))
     assert controllers_of(describe(profile="", flags=flags)) == list(flags.controllers)
     assert controllers_of(describe(profile="Core", flags=flags)) == list(CORE)
     assert controllers_of(describe(profile="")) == list(NODELESS)
 
 
-def test_a_controller_of_mcm_whose_keys_are_missing_is_left_out() -> None:
+def test_controller_of_mcm_without_its_keys_is_left_out() -> None:
     flags = Flags(controllers=("*", "serviceaccount-token-controller"))
-    keyless = controllers_of(describe(profile="", flags=flags, credentials={"ca.crt": CA}))
-    assert keyless[0] == "*"
-    assert "serviceaccount-token-controller" not in keyless
-    assert "-serviceaccount-token-controller" in keyless
+    controllers = controllers_of(describe(profile="", flags=flags, credentials={"ca.crt": CA}))
+    assert controllers[0] == "*"
+    assert "serviceaccount-token-controller" not in controllers
+    assert "-serviceaccount-token-controller" in controllers
 
 
-def test_controllers_of_the_registration_run_before_those_of_mcm() -> None:
+def test_explicit_controllers_of_the_registration_replace_the_flag() -> None:
     flags = Flags(controllers=("*",))
-    named = controllers_of(describe(profile="", explicit="namespace-controller,-job-controller", flags=flags))
-    assert named == ["namespace-controller", "-job-controller"]
+    controllers = controllers_of(describe(profile="", explicit="namespace-controller,-job-controller", flags=flags))
+    assert controllers == ["namespace-controller", "-job-controller"]
 
 
-def test_nobody_else_than_the_readers_authority_is_let_in_to_metrics() -> None:
+def test_readers_authority_is_the_client_ca_of_metrics() -> None:
     cluster = Cluster("a", config=ClusterConfig(server="https://127.0.0.1:6443", ca_data=CA, token="t"))
     component = configure(cluster, address=ADDRESS, serving=SERVING, flags=NO_FLAGS, readers=b"authority")
     assert "--client-ca-file=$(FILES)/readers-ca.crt" in component.args
@@ -257,11 +257,11 @@ def test_nobody_else_than_the_readers_authority_is_let_in_to_metrics() -> None:
     assert not [flag for flag in component.args if flag.startswith("--authorization")]
 
 
-def test_an_instance_connects_as_whom_and_through_what_its_kubeconfig_says() -> None:
-    whom = Impersonation("controllers", groups=("system:masters",), extra={"reason": ("tests",)})
-    component = describe(proxy="http://10.0.0.1:3128", tls_server_name="api.test", impersonation=whom)
+def test_kubeconfig_keeps_proxy_impersonation_and_server_name() -> None:
+    impersonation = Impersonation("controllers", groups=("system:masters",), extra={"reason": ("tests",)})
+    component = describe(proxy="http://10.0.0.1:3128", tls_server_name="api.test", impersonation=impersonation)
     files = {name: file.content for name, file in component.files.items()}
-    # As kube-controller-manager reads it: client-go's words are those of every kubeconfig.
+    # kube-controller-manager reads the kubeconfig by client-go, with the field names of every kubeconfig.
     document = yaml.safe_load(files["kubeconfig"])
     user = document["users"][0]["user"]
     assert user.pop("tokenFile") == "token"
@@ -275,11 +275,11 @@ def test_an_instance_connects_as_whom_and_through_what_its_kubeconfig_says() -> 
         token="token-secret",
         proxy="http://10.0.0.1:3128",
         tls_server_name="api.test",
-        impersonation=whom,
+        impersonation=impersonation,
     )
 
 
-def test_a_fingerprint_is_of_what_another_process_is_for() -> None:
+def test_fingerprint_changes_only_with_the_configuration() -> None:
     first = describe()
     renewed = describe(token="renewed", credentials=KEYS | {"signing-ca.key": b"renewed"})
     cluster = Cluster("a", config=ClusterConfig(server="https://127.0.0.1:6443", token="t", ca_data=CA))
@@ -296,4 +296,4 @@ def test_a_fingerprint_is_of_what_another_process_is_for() -> None:
     assert fingerprint([first]) == fingerprint([renewed])
     assert fingerprint([elsewhere]) == fingerprint([here])
     others = [describe(profile="Nodeless"), describe(server="https://other:1"), describe(credentials={"sa.key": b"x"})]
-    assert len({fingerprint([found]) for found in (first, *others)} | {fingerprint([first, first])}) == 5
+    assert len({fingerprint([component]) for component in (first, *others)} | {fingerprint([first, first])}) == 5

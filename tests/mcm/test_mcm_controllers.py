@@ -1,4 +1,4 @@
-"""What instances do for a control plane, and by which flags."""
+"""Work of instances in a control plane, and their flags."""
 
 from __future__ import annotations
 
@@ -49,30 +49,30 @@ def job(name: str, *, namespace: str) -> dict[str, Any]:
 
 
 def command_of(pid: int) -> list[str]:
-    """The program that a process is, and its arguments."""
+    """Return the program and the arguments of a process."""
     return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
 async def name_controllers(fleet: Fleet, name: str, *names: str) -> None:
-    """Write what the operator does of `spec.controllers.explicit`, the registration's own or its class's."""
+    """Write explicit controllers to the status, as the operator does from the registration or its class."""
     status = {"controllers": {"explicit": list(names)}}
     await fleet.client.patch(REGISTRATIONS, name, {"status": status}, subresource="status")
 
 
 async def running_of(fleet: Fleet, name: str) -> dict[str, Any]:
-    """The condition Running of a registration."""
+    """Return the condition Running of a registration."""
     conditions: list[dict[str, Any]] = (await fleet.client.get(REGISTRATIONS, name))["status"]["conditions"]
-    return next(found for found in conditions if found["type"] == "Running")
+    return next(condition for condition in conditions if condition["type"] == "Running")
 
 
-async def test_flags_of_its_command_line_are_acted_on_by_the_instance(
+async def test_instance_uses_flags_of_mcm_and_explicit_controllers(
     mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
 ) -> None:
     secret = tenants["one"].controllers_secret()
     name = await fleet.register("a", secret, server=tenants["one"].server, profile="")
-    found = await state(name, "Ready")
-    assert found["profile"] == "Explicit"
-    command = command_of(found["pid"])
+    summary = await state(name, "Ready")
+    assert summary["profile"] == "Explicit"
+    command = command_of(summary["pid"])
     assert command[command.index("--concurrent-gc-syncs") + 1] == "3"
 
     namespace = await works(one, eventually)
@@ -82,13 +82,13 @@ async def test_flags_of_its_command_line_are_acted_on_by_the_instance(
     assert not (await one.list(REPLICA_SETS, namespace=namespace)).items
     await one.delete(NAMESPACES, namespace)
 
-    # What the registration names one by one counts instead.
+    # Explicit controllers of the registration replace the flag.
     await name_controllers(fleet, name, "namespace-controller", "serviceaccount-controller")
     named = "--controllers=namespace-controller,serviceaccount-controller"
     await state(name, "Ready", lambda found: named in command_of(found["pid"]))
     await one.delete(NAMESPACES, await works(one, eventually))
 
-    # None runs with a name that is not known, and the registration says so in the program's words.
+    # No instance runs with an unknown controller, and the condition quotes the program.
     await name_controllers(fleet, name, "namespace-controller", "nope")
     sentence = 'kube-controller-manager rejects controllers.explicit: "nope" is not in the list of known controllers'
     await eventually(
@@ -98,7 +98,7 @@ async def test_flags_of_its_command_line_are_acted_on_by_the_instance(
     await eventually(lambda: not mcm.instances())
 
 
-async def test_a_scheduler_runs_beside_the_controllers_where_it_is_asked_for(
+async def test_scheduler_runs_beside_the_controllers_if_requested(
     mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
 ) -> None:
     secret, server = tenants["one"].controllers_secret(), tenants["one"].server
@@ -106,34 +106,34 @@ async def test_a_scheduler_runs_beside_the_controllers_where_it_is_asked_for(
         name = await fleet.register("a", secret, server=server, services=("Controllers", "Scheduler"))
         foreign = ("False", "ForeignControllerManager", fleet.uid_at(server))
         await eventually(lambda: fleet.told("a"), lambda told: told == foreign)
-        # It is in the way of the scheduler, and of nothing else.
+        # The foreign holder blocks only the scheduler.
         await one.delete(NAMESPACES, await works(one, eventually))
         [pid] = await asyncio.to_thread(mcm.instances)
         assert "kube-controller-manager" in command_of(pid)[0]
-    found = await state(name, "Ready")
-    assert set(await asyncio.to_thread(mcm.instances)) == {found["pid"], found["others"]["kube-scheduler"]}
+    summary = await state(name, "Ready")
+    assert set(await asyncio.to_thread(mcm.instances)) == {summary["pid"], summary["others"]["kube-scheduler"]}
     await eventually(lambda: fleet.told("a"), lambda told: told == ("True", "InstanceRunning", fleet.uid_at(server)))
 
-    assert "--kube-api-qps=77" in command_of(found["others"]["kube-scheduler"])
+    assert "--kube-api-qps=77" in command_of(summary["others"]["kube-scheduler"])
 
     namespace = await works(one, eventually)
     node = f"node-{namespace}"
     capacity = {"cpu": "1", "memory": "1Gi", "pods": "10"}
     await one.create(NODES, manifest("v1", "Node", node, status={"capacity": capacity, "allocatable": capacity}))
-    # The API server taints each new node, until a kubelet says that it is ready.
+    # The API server taints each new node until a kubelet reports it as ready.
     pod = {"containers": [{"name": "a", "image": "none"}], "tolerations": [{"operator": "Exists"}]}
     await one.create(PODS, manifest("v1", "Pod", "a", namespace=namespace, spec=pod))
     bound = await eventually(lambda: one.get(PODS, "a", namespace=namespace), lambda pod: pod["spec"].get("nodeName"))
     assert bound["spec"]["nodeName"] == node
     labels = f'cluster="{name}",program="kube-scheduler"'
-    wanted = [
+    metric_lines = [
         f"mcm_instance_scrape_success{{{labels}}} 1.0",
         f'scheduler_schedule_attempts_total{{{labels},result="scheduled"}} 1.0',
         f"process_open_fds{{{labels.replace('scheduler', 'controller-manager')}}}",
     ]
-    # It counts an attempt after its end, and one scrape may be too slow.
+    # The scheduler counts an attempt after its end, and a scrape may time out.
     await eventually(
-        lambda: asyncio.to_thread(mcm.get, "/metrics"), lambda answer: all(line in answer[1] for line in wanted)
+        lambda: asyncio.to_thread(mcm.get, "/metrics"), lambda answer: all(line in answer[1] for line in metric_lines)
     )
 
     await fleet.resolve("a", server=server, secret="a")
@@ -146,9 +146,7 @@ async def test_a_scheduler_runs_beside_the_controllers_where_it_is_asked_for(
     await one.delete(NAMESPACES, namespace)
 
 
-async def test_flags_that_kube_controller_manager_refuses_are_refused_at_the_start(
-    mcm_of: Any, api_server: Any
-) -> None:
+async def test_mcm_exits_on_flags_that_kube_controller_manager_rejects(mcm_of: Any, api_server: Any) -> None:
     mcm = mcm_of(api_server.mcm_kubeconfig)
     mcm.start("--nope")
     assert await asyncio.to_thread(mcm.process.wait, 90.0) == 1

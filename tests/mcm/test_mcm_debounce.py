@@ -1,4 +1,4 @@
-"""Which changes of a description end an instance, and when."""
+"""Debounce of changes to a description, and the changes that need another engagement."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def programs(root: Path, *versions: str) -> Programs:
 
 
 class World:
-    """A fleet behind `DebouncingProvider`, and everything that was engaged."""
+    """A fleet behind `DebouncingProvider`, and all clusters that were engaged, in order."""
 
     def __init__(self, directory: Path, *, seconds: float) -> None:
         self.engaged: list[Cluster] = []
@@ -66,8 +66,8 @@ class World:
 
     async def tell(self, *told: Cluster | None) -> None:
         fleet = await self._fleet
-        for found in told:
-            await (fleet.add_or_replace(found) if found is not None else fleet.remove("a"))
+        for description in told:
+            await (fleet.add_or_replace(description) if description is not None else fleet.remove("a"))
 
     async def aclose(self) -> None:
         self._task.cancel()
@@ -77,18 +77,18 @@ class World:
 
 @pytest.fixture
 async def world_of(tmp_path: Path) -> AsyncIterator[Callable[[float], World]]:
-    made: list[World] = []
+    worlds: list[World] = []
 
     def make(seconds: float) -> World:
-        made.append(World(tmp_path, seconds=seconds))
-        return made[-1]
+        worlds.append(World(tmp_path, seconds=seconds))
+        return worlds[-1]
 
     yield make
-    for world in made:
+    for world in worlds:
         await world.aclose()
 
 
-async def test_of_several_edits_in_a_row_the_last_one_counts(world_of: Any, eventually: Eventually) -> None:
+async def test_only_the_last_of_several_quick_edits_is_engaged(world_of: Any, eventually: Eventually) -> None:
     world = world_of(0.3)
     await world.tell(cluster(profile="Core"))
     await eventually(lambda: len(world.engaged) == 1)
@@ -98,7 +98,7 @@ async def test_of_several_edits_in_a_row_the_last_one_counts(world_of: Any, even
     assert world.engaged[1].equals(last)
 
 
-async def test_edits_that_lead_back_are_none_but_for_the_credentials(world_of: Any, eventually: Eventually) -> None:
+async def test_reverted_edit_only_renews_credentials(world_of: Any, eventually: Eventually) -> None:
     world = world_of(0.2)
     await world.tell(cluster(profile="Core"))
     await eventually(lambda: len(world.engaged) == 1)
@@ -107,7 +107,7 @@ async def test_edits_that_lead_back_are_none_but_for_the_credentials(world_of: A
     assert len(world.engaged) == 1
 
 
-async def test_one_that_changes_all_the_time_is_followed(world_of: Any, eventually: Eventually) -> None:
+async def test_cluster_that_changes_all_the_time_is_still_engaged(world_of: Any, eventually: Eventually) -> None:
     world = world_of(0.05)
     await world.tell(cluster(profile="Core"))
     await eventually(lambda: len(world.engaged) == 1)
@@ -119,7 +119,7 @@ async def test_one_that_changes_all_the_time_is_followed(world_of: Any, eventual
     pytest.fail("it was never followed")
 
 
-async def test_a_secret_that_is_edited_in_several_steps_is_followed_once(world_of: Any, eventually: Eventually) -> None:
+async def test_secret_edited_in_several_steps_is_applied_once(world_of: Any, eventually: Eventually) -> None:
     world = world_of(0.3)
     await world.tell(cluster(profile="Core"))
     await eventually(lambda: len(world.engaged) == 1)
@@ -134,19 +134,19 @@ def key() -> bytes:
     return ServingCertificate.create(host="127.0.0.1").key
 
 
-async def test_a_key_that_no_instance_could_start_with_holds_back_nothing_but_itself(
+async def test_only_invalid_keys_of_a_description_are_held_back(
     world_of: Any, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     world, first, second = world_of(0.05), key(), key()
     await world.tell(cluster(credentials={"sa.key": first}))
     await eventually(lambda: len(world.engaged) == 1)
-    broken = {"sa.key": b"garbage", "signing-ca.crt": b"garbage", "signing-ca.key": b"garbage", "other": b"new"}
-    for _ in range(2):  # as each write to its registration does
-        await world.tell(cluster(credentials=broken, profile="Full", token="renewed"))
+    invalid_keys = {"sa.key": b"garbage", "signing-ca.crt": b"garbage", "signing-ca.key": b"garbage", "other": b"new"}
+    for _ in range(2):  # each write to the registration repeats the description
+        await world.tell(cluster(credentials=invalid_keys, profile="Full", token="renewed"))
         await eventually(lambda: len(world.engaged) == 2)
-    present = world.engaged[1]
-    assert (present.attributes["profile"], present.config.token) == ("Full", "renewed")
-    assert present.credentials == {"sa.key": first, "other": b"new"}
+    engaged = world.engaged[1]
+    assert (engaged.attributes["profile"], engaged.config.token) == ("Full", "renewed")
+    assert engaged.credentials == {"sa.key": first, "other": b"new"}
     assert caplog.text.count("invalid key sa.key of its Secret") == 1
     assert caplog.text.count("invalid key signing-ca.crt and signing-ca.key of its Secret") == 1
     assert "garbage" not in caplog.text
@@ -159,7 +159,7 @@ async def test_a_key_that_no_instance_could_start_with_holds_back_nothing_but_it
     assert len(world.engaged) == 2
 
 
-async def test_another_address_is_turned_to_whatever_the_keys_are(world_of: Any, eventually: Eventually) -> None:
+async def test_new_address_is_engaged_even_with_invalid_keys(world_of: Any, eventually: Eventually) -> None:
     world = world_of(0.05)
     await world.tell(cluster(credentials={"sa.key": key()}))
     await eventually(lambda: len(world.engaged) == 1)
@@ -169,25 +169,23 @@ async def test_another_address_is_turned_to_whatever_the_keys_are(world_of: Any,
     assert world.engaged[1].equals(moved)
 
 
-async def test_an_edit_that_is_taken_back_is_none_where_keys_break_with_it(
-    world_of: Any, eventually: Eventually
-) -> None:
-    world, good = world_of(0.1), {"sa.key": key()}
-    await world.tell(cluster(credentials=good, profile="Core"))
+async def test_reverted_edit_with_an_invalid_key_keeps_the_former_key(world_of: Any, eventually: Eventually) -> None:
+    world, valid_keys = world_of(0.1), {"sa.key": key()}
+    await world.tell(cluster(credentials=valid_keys, profile="Core"))
     await eventually(lambda: len(world.engaged) == 1)
     await world.tell(
-        cluster(credentials=good, profile="Full"),
+        cluster(credentials=valid_keys, profile="Full"),
         cluster(credentials={"sa.key": b"garbage"}, profile="Core", token="renewed"),
     )
     await eventually(lambda: world.clusters.get("a").config.token == "renewed")
-    assert world.clusters.get("a").credentials == good
+    assert world.clusters.get("a").credentials == valid_keys
     assert len(world.engaged) == 1
 
 
-async def test_keys_that_break_while_an_instance_ends_do_not_reach_the_next_one(
+async def test_key_that_breaks_during_a_restart_is_held_back(
     world_of: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world, good, ending, ended = world_of(0.05), {"sa.key": key()}, asyncio.Event(), asyncio.Event()
+    world, valid_keys, ending, ended = world_of(0.05), {"sa.key": key()}, asyncio.Event(), asyncio.Event()
     engage = world.engage
 
     async def end() -> None:
@@ -199,31 +197,29 @@ async def test_keys_that_break_while_an_instance_ends_do_not_reach_the_next_one(
         await engage(engagement)
 
     monkeypatch.setattr(world, "engage", engage_slow_end)
-    await world.tell(cluster(credentials=good, profile="Core"))
+    await world.tell(cluster(credentials=valid_keys, profile="Core"))
     await eventually(lambda: len(world.engaged) == 1)
-    await world.tell(cluster(credentials=good, profile="Full"))
+    await world.tell(cluster(credentials=valid_keys, profile="Full"))
     await ending.wait()
-    async with asyncio.timeout(10):  # it settles, and does not wait for that end
+    async with asyncio.timeout(10):  # the change settles without a wait for the end of the instance
         await world.tell(cluster(credentials={"sa.key": b"garbage"}, profile="Full", token="renewed"))
     ended.set()
     await eventually(lambda: len(world.engaged) == 2)
     await eventually(lambda: world.clusters.get("a").config.token == "renewed")
-    assert world.engaged[1].credentials == world.clusters.get("a").credentials == good
+    assert world.engaged[1].credentials == world.clusters.get("a").credentials == valid_keys
 
 
-async def test_keys_that_are_broken_from_the_beginning_are_left_to_the_instance_to_tell(
-    world_of: Any, eventually: Eventually
-) -> None:
+async def test_cluster_whose_keys_were_never_valid_is_engaged(world_of: Any, eventually: Eventually) -> None:
     world = world_of(0.05)
-    for number, broken in enumerate((b"garbage", b"other garbage")):
-        await world.tell(cluster(credentials={"sa.key": broken}, profile=("Core", "Full")[number]))
+    for number, invalid_key in enumerate((b"garbage", b"other garbage")):
+        await world.tell(cluster(credentials={"sa.key": invalid_key}, profile=("Core", "Full")[number]))
         await eventually(lambda number=number: len(world.engaged) == number + 1)
-    good = key()
-    await world.tell(cluster(credentials={"sa.key": good}, profile="Full"))
-    await eventually(lambda: world.clusters.get("a").credentials["sa.key"] == good)
+    valid_key = key()
+    await world.tell(cluster(credentials={"sa.key": valid_key}, profile="Full"))
+    await eventually(lambda: world.clusters.get("a").credentials["sa.key"] == valid_key)
 
 
-async def test_what_is_told_again_and_again_is_put_off_by_nothing(
+async def test_repeated_equal_description_does_not_extend_the_delay(
     world_of: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kplane.mcm.source.debounce._PATIENCE", NEVER)
@@ -232,13 +228,13 @@ async def test_what_is_told_again_and_again_is_put_off_by_nothing(
     await eventually(lambda: len(world.engaged) == 1)
 
     async def followed() -> bool:
-        await world.tell(cluster(profile="Full"))  # as each write to its registration does
+        await world.tell(cluster(profile="Full"))  # each write to the registration repeats the description
         return len(world.engaged) == 2
 
     await eventually(followed)
 
 
-async def test_what_cannot_wait_does_not(world_of: Any, eventually: Eventually) -> None:
+async def test_new_control_plane_and_removal_are_applied_at_once(world_of: Any, eventually: Eventually) -> None:
     world = world_of(NEVER)
     await world.tell(cluster(profile="Core", controlPlaneUID="1"))
     await eventually(lambda: len(world.engaged) == 1)
@@ -252,39 +248,39 @@ async def test_what_cannot_wait_does_not(world_of: Any, eventually: Eventually) 
     await eventually(lambda: len(world.engaged) == 3)
 
 
-async def test_what_the_fleet_refuses_is_tried_again_and_ends_no_other_cluster(
+async def test_change_that_the_fleet_refuses_is_retried(
     world_of: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = world_of(0.05)
     await world.tell(cluster(profile="Core"))
     await eventually(lambda: len(world.engaged) == 1)
-    refused: list[Cluster] = []
+    refusals: list[Cluster] = []
 
     async def refuse(found: Cluster) -> None:
-        refused.append(found)
+        refusals.append(found)
         monkeypatch.undo()
         raise ProviderError("not now")
 
     monkeypatch.setattr(world.clusters, "add_or_replace", refuse)
     await world.tell(cluster(profile="Full"))
     await eventually(lambda: len(world.engaged) == 2)
-    assert len(refused) == 1
+    assert len(refusals) == 1
     assert world.engaged[1].attributes["profile"] == "Full"
     assert not world._task.done()
 
 
-async def test_what_was_refused_comes_back_neither_after_a_removal_nor_over_what_is_newer(
+async def test_refused_change_is_dropped_after_a_newer_change(
     world_of: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = world_of(0.05)
     await world.tell(cluster(profile="Core"))
     await eventually(lambda: len(world.engaged) == 1)
-    tried: list[Cluster] = []
+    attempts: list[Cluster] = []
 
     async def refuse(found: Cluster) -> None:
-        tried.append(found)
+        attempts.append(found)
         monkeypatch.undo()
-        # It came while that one was tried.
+        # The removal and the newer change come during the attempt.
         await world.tell(None, cluster(profile="Nodeless"))
         raise ProviderError("not now")
 
@@ -294,7 +290,7 @@ async def test_what_was_refused_comes_back_neither_after_a_removal_nor_over_what
     await eventually(
         lambda: len(asyncio.all_tasks()) and not [t for t in asyncio.all_tasks() if "settle" in t.get_name()]
     )
-    assert [found.attributes["profile"] for found in world.engaged] == ["Core", "Nodeless"]
+    assert [description.attributes["profile"] for description in world.engaged] == ["Core", "Nodeless"]
 
 
 @pytest.mark.parametrize(
@@ -307,13 +303,15 @@ async def test_what_was_refused_comes_back_neither_after_a_removal_nor_over_what
         ({"version": "1.37"}, {"version": "1.36"}, NO_FLAGS),
     ],
 )
-async def test_what_comes_to_the_same_is_the_same(
+async def test_equivalent_description_continues_the_engagement(
     tmp_path: Path, given: dict[str, str], same: dict[str, str], flags: Flags
 ) -> None:
-    known = programs(tmp_path, "v1.35.1", "v1.36.3")
-    first, second = [await effective(cluster(**found), programs=known, flags=flags) for found in (given, same)]
+    catalog = programs(tmp_path, "v1.35.1", "v1.36.3")
+    first, second = [
+        await effective(cluster(**attributes), programs=catalog, flags=flags) for attributes in (given, same)
+    ]
     assert first.continues(second)
-    assert first.attributes.get("version") == given.get("version")  # as it is told of in errors
+    assert first.attributes.get("version") == given.get("version")  # the version that errors name
 
 
 @pytest.mark.parametrize(
@@ -325,7 +323,11 @@ async def test_what_comes_to_the_same_is_the_same(
         ({"version": "1.38"}, {"version": "1.36"}, NO_FLAGS),
     ],
 )
-async def test_what_does_not_is_not(tmp_path: Path, given: dict[str, str], other: dict[str, str], flags: Flags) -> None:
-    known = programs(tmp_path, "v1.35.1", "v1.36.3")
-    first, second = [await effective(cluster(**found), programs=known, flags=flags) for found in (given, other)]
+async def test_different_description_does_not_continue_the_engagement(
+    tmp_path: Path, given: dict[str, str], other: dict[str, str], flags: Flags
+) -> None:
+    catalog = programs(tmp_path, "v1.35.1", "v1.36.3")
+    first, second = [
+        await effective(cluster(**attributes), programs=catalog, flags=flags) for attributes in (given, other)
+    ]
     assert not first.continues(second)

@@ -1,4 +1,4 @@
-"""mcm of many registrations and mcm of one, as processes: who serves a registration when its mode changes."""
+"""A shared and a dedicated mcm, as processes, hand a registration over when its mode changes."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm"), pytest.ma
 Eventually = Callable[..., Any]
 _GROUP = "rbac.authorization.k8s.io"
 _BRIEF: dict[str, Any] = {"quick": True, "lease_seconds": 20}
-"""Leases of instances that a test can outwait."""
+"""Instance Leases that are short enough for a test to wait for their end."""
 
 
 class Scene:
-    """One registration of control plane `one`, and both who may serve it."""
+    """A registration of control plane `one`, and the shared and the dedicated mcm that may serve it."""
 
     def __init__(self, fleet: Any, tenant: Any, *, eventually: Eventually) -> None:
         self.fleet = fleet
         self.tenant = tenant
         self.name = fleet.name("shared")
         self.users = {mode: f"{mode.lower()}-{fleet.namespace}" for mode in ("Shared", "Dedicated")}
-        """As which the instances of each mode get into the control plane; so its audit log tells them apart."""
+        """User of the instances of each mode, by which the audit log of the control plane tells them apart."""
         self.announced = [""]
-        """Mode of each instance that the registration told of, and "" where it told of none, one after the other."""
+        """Successive modes of the instance in the status of the registration, with "" for a status without instance."""
         self.shared: Any = None
         self.dedicated: Any = None
         self.gate: Any = None
-        """The way of the dedicated mcm to the management cluster."""
+        """Gate between the dedicated mcm and the management cluster."""
         self._eventually = eventually
 
     async def register(self) -> None:
@@ -55,7 +55,7 @@ class Scene:
         await self.fleet.register("shared", secret, server=self.tenant.server)
 
     async def switch(self, mode: str) -> None:
-        """What the operator writes; here the Secret is another one too, so that the writers can be told apart."""
+        """Write the mode as the operator does, and a Secret by which the audit log tells the writers apart."""
         status = {
             "mode": mode,
             "resolvedControllersSecretRef": {"name": mode.lower(), "namespace": self.fleet.namespace},
@@ -63,7 +63,7 @@ class Scene:
         await self.fleet.client.patch(REGISTRATIONS, self.name, {"status": status}, subresource="status")
 
     async def served(self, mode: str) -> None:
-        """Wait until the one of this mode serves it; then the other one does not."""
+        """Wait until the mcm of this mode serves the registration. The other mcm then has no instance."""
         mcm, other = (self.shared, self.dedicated) if mode == "Shared" else (self.dedicated, self.shared)
 
         def state() -> str:
@@ -76,7 +76,7 @@ class Scene:
         await self._eventually(lambda: self.turns()[-1:] == [mode])
 
     async def seen_by(self, mcm: Any) -> None:
-        """Wait until it has seen what was written so far: it tells of a registration that is made now."""
+        """Wait until an mcm has seen all writes so far. Its log names a registration that is created last."""
         name = self.fleet.name(f"later-{len(self.announced)}")
         await self.fleet.client.create(
             REGISTRATIONS, {"metadata": {"name": name}, "spec": {"controlPlaneRef": {"name": name}}}
@@ -103,27 +103,27 @@ class Scene:
             self.announced.append(mode)
 
     def said(self) -> list[str]:
-        """Mode of each instance that the registration told of, where the one before was of another.
+        """Return the successive modes of reported instances, without repetitions.
 
-        Fails where that one had not ended.
+        Fails if a mode follows another mode without an end of its instance.
         """
         for before, after in itertools.pairwise(self.announced):
             assert "" in {before, after}
         return [mode for mode, _ in itertools.groupby(filter(None, self.announced))]
 
     def turns(self) -> list[str]:
-        """Whose writes the control plane took down, one after the other.
+        """Return the successive modes of the writers in the audit log, without repetitions.
 
-        Fails where a turn begins before the last request of the one before is answered.
+        Fails if a turn begins before the last request of the previous turn was answered.
         """
         modes = {user: mode for mode, user in self.users.items()}
         writes = []
         for line in self.tenant.audit.read_text().splitlines(keepends=True):
-            # The last line may be half of one.
+            # The last line may be incomplete.
             event = json.loads(line) if line.endswith("\n") else {"user": {}}
             if (mode := modes.get(event["user"].get("username"))) is not None:
                 writes.append((event["requestReceivedTimestamp"], event["stageTimestamp"], mode))
-        turns = [(mode, list(found)) for mode, found in itertools.groupby(sorted(writes), key=lambda write: write[2])]
+        turns = [(mode, list(group)) for mode, group in itertools.groupby(sorted(writes), key=lambda write: write[2])]
         for (_, before), (_, after) in itertools.pairwise(turns):
             assert max(answered for _, answered, _ in before) <= after[0][0]
         return [mode for mode, _ in turns]
@@ -132,9 +132,9 @@ class Scene:
 async def identity(
     client: Client, *, registration: str, namespace: str, secret: str, file: Path, verbs: Sequence[str] = ("patch",)
 ) -> None:
-    """Make what an mcm of one registration gets in by, and may do: no more than for that one.
+    """Create the kubeconfig and the rights of a dedicated mcm, which are limited to its registration.
 
-    `verbs` are what it may do to the status.
+    `verbs` are its verbs for the status.
     """
     await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "mcm"}}, namespace=namespace)
     subjects = [{"kind": "ServiceAccount", "name": "mcm", "namespace": namespace}]
@@ -152,9 +152,9 @@ async def identity(
     role = {"apiGroup": _GROUP, "kind": "Role", "name": "mcm"}
     binding = {"metadata": {"name": "mcm"}, "roleRef": role, "subjects": subjects}
     await client.create(ROLE_BINDINGS, binding, namespace=namespace)
-    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    token_request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
     path = f"/api/v1/namespaces/{namespace}/serviceaccounts/mcm/token"
-    token = (await client.request("POST", path, body=asked))["status"]["token"]
+    token = (await client.request("POST", path, body=token_request))["status"]["token"]
     assert client.config.ca_data is not None
     ca = file.with_suffix(".crt")
     ca.write_bytes(client.config.ca_data)
@@ -180,49 +180,49 @@ async def scene(
     eventually: Eventually,
     request: pytest.FixtureRequest,
 ) -> AsyncIterator[Scene]:
-    """Both run; the registration is of mode Shared, and served. The parameter says how they run, as in Mcm."""
-    made = Scene(fleet, tenants["one"], eventually=eventually)
+    """Run both mcm with a registration of mode Shared that is served. The parameter has arguments of Mcm."""
+    scene = Scene(fleet, tenants["one"], eventually=eventually)
     kubeconfig = tmp_path / "kubeconfig"
-    names = {"registration": made.name, "namespace": fleet.namespace, "secret": "dedicated"}
+    names = {"registration": scene.name, "namespace": fleet.namespace, "secret": "dedicated"}
     await identity(fleet.client, **names, file=kubeconfig)
-    how = getattr(request, "param", {})
-    made.shared, made.dedicated = mcm_of(api_server.mcm_kubeconfig, **how), mcm_of(kubeconfig, **how)
-    await made.register()
-    mirror = Informer(fleet.client, REGISTRATIONS, name=made.name)
+    options = getattr(request, "param", {})
+    scene.shared, scene.dedicated = mcm_of(api_server.mcm_kubeconfig, **options), mcm_of(kubeconfig, **options)
+    await scene.register()
+    mirror = Informer(fleet.client, REGISTRATIONS, name=scene.name)
     server = ClusterConfig.load(kubeconfig).server
-    async with gate_to(server) as made.gate, asyncio.TaskGroup() as tasks:
-        kubeconfig.write_text(kubeconfig.read_text().replace(server, made.gate.url))
-        followed = tasks.create_task(mirror.run(made.note))
-        busy = tasks.create_task(keep_busy(made))
+    async with gate_to(server) as scene.gate, asyncio.TaskGroup() as tasks:
+        kubeconfig.write_text(kubeconfig.read_text().replace(server, scene.gate.url))
+        watch_task = tasks.create_task(mirror.run(scene.note))
+        busy_task = tasks.create_task(keep_busy(scene))
         try:
-            made.shared.start()
-            made.dedicated.start(f"--registration={made.name}")
-            await made.served("Shared")
-            await eventually(lambda: made.dedicated.log.read_text().count("mcm runs"))
-            yield made
+            scene.shared.start()
+            scene.dedicated.start(f"--registration={scene.name}")
+            await scene.served("Shared")
+            await eventually(lambda: scene.dedicated.log.read_text().count("mcm runs"))
+            yield scene
         finally:
-            followed.cancel()
-            busy.cancel()
-            # It says at its end that its instance has ended, so its way and its rights last until then.
-            if made.dedicated.process is not None and made.dedicated.process.poll() is None:
-                assert await asyncio.to_thread(made.dedicated.end) == 0
+            watch_task.cancel()
+            busy_task.cancel()
+            # The dedicated mcm reports the end of its instance when it ends, so it needs gate and rights until then.
+            if scene.dedicated.process is not None and scene.dedicated.process.poll() is None:
+                assert await asyncio.to_thread(scene.dedicated.end) == 0
             for resource in (CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS):
-                await fleet.client.delete(resource, f"mcm-{made.name}")
+                await fleet.client.delete(resource, f"mcm-{scene.name}")
 
 
 async def keep_busy(scene: Scene) -> None:
-    """Have whoever serves the control plane write all the time: it makes a ServiceAccount anew that is deleted."""
+    """Delete a ServiceAccount repeatedly, which makes the instance of the control plane write continuously."""
     async with Client(scene.tenant.config, field_manager="kplane") as client:
         await client.create(NAMESPACES, {"metadata": {"name": scene.name}})
         while True:
-            with contextlib.suppress(ProviderError):  # it is gone already, or the machine too slow for the moment
+            with contextlib.suppress(ProviderError):  # already gone, or the machine is too slow for a moment
                 await client.delete(SERVICE_ACCOUNTS, "default", namespace=scene.name)
-            await asyncio.sleep(0.02)  # between deletions; nothing is waited for
+            await asyncio.sleep(0.02)  # interval between deletions, not a wait for a condition
 
 
 @pytest.mark.timeout(420)
-async def test_the_mode_changes_both_ways_and_two_never_write_at_once(scene: Scene, eventually: Eventually) -> None:
-    # That it has nothing to do is no reason to be started again.
+async def test_mode_changes_in_both_directions_without_two_writers(scene: Scene, eventually: Eventually) -> None:
+    # An mcm without clusters is ready, so that it is not restarted.
     await eventually(lambda: asyncio.to_thread(scene.dedicated.get, "/readyz"), lambda answer: answer == (200, "ok\n"))
     assert await asyncio.to_thread(scene.dedicated.clusters) == {}
     await scene.switch("Dedicated")
@@ -235,8 +235,8 @@ async def test_the_mode_changes_both_ways_and_two_never_write_at_once(scene: Sce
 
 
 @pytest.mark.timeout(600)
-async def test_one_that_hangs_or_was_killed_keeps_its_turn(scene: Scene, eventually: Eventually) -> None:
-    """A process that hangs has an instance that works on; that one was killed nobody knows before it says so."""
+async def test_hung_or_killed_mcm_keeps_its_turn(scene: Scene, eventually: Eventually) -> None:
+    """The instance of a hung mcm works on. After a kill, only the next run of the mcm reports the end."""
     await scene.switch("Dedicated")
     await scene.served("Dedicated")
     scene.dedicated.process.send_signal(signal.SIGSTOP)
@@ -262,7 +262,7 @@ async def test_one_that_hangs_or_was_killed_keeps_its_turn(scene: Scene, eventua
 @pytest.mark.parametrize("scene", [_BRIEF], indirect=True)
 @pytest.mark.timeout(600)
 async def test_mode_changes_after_a_kill_when_the_lease_has_run_out(scene: Scene, eventually: Eventually) -> None:
-    """The next run says that the instance has ended; to the mcm of the other mode only the Lease proves that."""
+    """The next run reports the end of the instance. To the mcm of the other mode, only the Lease proves it."""
     await scene.switch("Dedicated")
     await scene.served("Dedicated")
     await asyncio.to_thread(scene.dedicated.end, signal.SIGKILL)
@@ -274,7 +274,7 @@ async def test_mode_changes_after_a_kill_when_the_lease_has_run_out(scene: Scene
     scene.dedicated.start(f"--registration={scene.name}")
     await scene.served("Shared")
 
-    # And the other way round.
+    # The mode changes in the other direction.
     await asyncio.to_thread(scene.shared.end, signal.SIGKILL)
     await eventually(lambda: not scene.shared.instances())
 
@@ -294,22 +294,20 @@ async def test_mode_changes_after_a_kill_when_the_lease_has_run_out(scene: Scene
 @pytest.mark.slow
 @pytest.mark.parametrize("scene", [_BRIEF], indirect=True)
 @pytest.mark.timeout(600)
-async def test_shared_mcm_waits_for_a_dedicated_one_whose_pod_was_deleted_by_force(
-    scene: Scene, eventually: Eventually
-) -> None:
-    """The operator takes a pod that is gone for ended. On a node that is only cut off, its instance works on."""
+async def test_shared_mcm_waits_for_a_force_deleted_dedicated_mcm(scene: Scene, eventually: Eventually) -> None:
+    """To the operator, a deleted pod has ended. If its node is only cut off, the instance works on."""
     await scene.switch("Dedicated")
     await scene.served("Dedicated")
     scene.gate.flowing.clear()
     try:
-        # As the operator does: it clears the field when the pod is gone.
+        # The operator clears the field when the pod is gone.
         await scene.fleet.client.patch(REGISTRATIONS, scene.name, {"status": {"instance": None}}, subresource="status")
         await scene.switch("Shared")
         foreign = ("False", "ForeignControllerManager")
         await eventually(lambda: scene.fleet.told("shared"), lambda told: told[:2] == foreign)
         assert scene.dedicated.instances()
         assert not scene.shared.instances()
-        # Now the node hangs, and nobody renews the Lease.
+        # The node hangs, and the Lease is not renewed.
         scene.dedicated.process.send_signal(signal.SIGSTOP)
         await scene.served("Shared")
     finally:
@@ -320,7 +318,7 @@ async def test_shared_mcm_waits_for_a_dedicated_one_whose_pod_was_deleted_by_for
     assert scene.said() == scene.turns() == ["Shared", "Dedicated", "Shared"]
 
 
-async def test_what_it_may_not_announce_an_mcm_of_one_registration_does_not_start(
+async def test_dedicated_mcm_starts_no_instance_it_may_not_announce(
     fleet: Any, tenants: Any, mcm_of: Any, tmp_path: Path, eventually: Eventually
 ) -> None:
     secret, server = tenants["one"].controllers_secret(), tenants["one"].server
@@ -339,8 +337,8 @@ async def test_what_it_may_not_announce_an_mcm_of_one_registration_does_not_star
             return {}
 
         sentence = "failed to announce the instance of registration"
-        found = await eventually(lambda: asyncio.to_thread(told), lambda found: sentence in found.get("message", ""))
-        assert found["state"] == "Pending"
+        summary = await eventually(lambda: asyncio.to_thread(told), lambda found: sentence in found.get("message", ""))
+        assert summary["state"] == "Pending"
         assert not mcm.instances()
         rules = (await fleet.client.get(CLUSTER_ROLES, f"mcm-{name}"))["rules"]
         rules[1]["verbs"] = ["patch"]

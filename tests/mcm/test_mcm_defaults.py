@@ -1,4 +1,4 @@
-"""The numbers that docs/reference/mcm.md and docs/how-to/drain-nodes.md promise, if other tests have shorter ones."""
+"""Times and limits that docs/reference/mcm.md and docs/how-to/drain-nodes.md promise. Other tests use shorter times."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Nobody:
     async def run(self, fleet: Fleet) -> None: ...
 
 
-def test_a_lease_is_renewed_every_30_s_or_its_instance_ends_after_90_of_120_and_an_instance_may_hang_for_90() -> None:
+def test_lease_lasts_120_s_and_start_gate_has_documented_pace() -> None:
     assert TIMINGS.duration_seconds == 120
     assert dataclasses.asdict(GatePace()) == {
         "look": 30.0,
@@ -40,26 +40,26 @@ def test_a_lease_is_renewed_every_30_s_or_its_instance_ends_after_90_of_120_and_
     }
 
 
-def test_a_log_is_cut_above_1_mib_of_which_mcm_looks_each_second() -> None:
+def test_log_limit_is_1_mib_and_is_checked_every_second() -> None:
     assert (LOG_BYTES, Pace().log_check) == (1 << 20, 1.0)
 
 
-def test_an_instance_that_ended_is_started_again_after_1_to_300_s() -> None:
+def test_restart_delay_is_1_to_300_s() -> None:
     pace = Pace()
     assert (pace.restart_base, pace.restart_limit, pace.stable) == (1.0, 300.0, 300.0)
 
 
-def test_an_instance_has_2_s_for_its_metrics_and_all_have_5() -> None:
+def test_scrape_timeout_is_2_s_for_an_instance_and_5_s_for_all() -> None:
     limits = ScrapeLimits()
     assert (limits.deadline_seconds, limits.timeout_seconds, limits.bytes_each) == (5.0, 2.0, 4 << 20)
 
 
-def test_a_change_has_settled_after_2_s(tmp_path: Path) -> None:
+def test_debounce_delay_is_2_s(tmp_path: Path) -> None:
     programs = Programs(runtime=ProcessRuntime(tmp_path, programs=()))
     assert DebouncingProvider(Nobody(), programs=programs).seconds == 2.0
 
 
-def test_what_an_instance_may_take(tmp_path: Path) -> None:
+def test_instance_memory_limit_is_512_mib_and_go_uses_one_cpu(tmp_path: Path) -> None:
     settings = Settings.parse([f"--state-dir={tmp_path}", f"--programs-dir={tmp_path}"])
     assert settings.instance_memory_mib == 512
     assert (ENVIRONMENT["GOGC"], ENVIRONMENT["GOMAXPROCS"]) == ("20", "1")

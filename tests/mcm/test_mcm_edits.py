@@ -1,4 +1,4 @@
-"""Edits of a registration in a row, at the pace of production; `test_mcm_settling` has all cases in made-up time."""
+"""Quick edits of a registration, at the pace of production. `test_mcm_debounce` has all cases with shorter delays."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ pytestmark = [
 Eventually = Callable[..., Any]
 Fleet = Any
 _IN_A_ROW_SECONDS = 1.5
-"""Edits that take no longer are one to mcm, which waits for 2 s after each."""
+"""Time in which several edits are a single change to mcm, which waits for 2 s after each edit."""
 
 
-async def test_edits_in_a_row_come_to_one_restart_and_to_none_where_they_lead_back(
+async def test_quick_edits_cause_one_restart_and_reverted_edits_none(
     mcm: Any, fleet: Fleet, tenants: Any, state: Any, eventually: Eventually
 ) -> None:
     server = tenants["one"].server
@@ -30,7 +30,7 @@ async def test_edits_in_a_row_come_to_one_restart_and_to_none_where_they_lead_ba
         return int(mcm.log.read_text().count(words))
 
     async def edit(*profiles: str) -> bool:
-        """Ask for one profile after the other; whether that was fast enough to be one change."""
+        """Set several profiles in succession. Returns whether this was fast enough for a single change."""
         began = time.monotonic()
         for profile in profiles:
             await fleet.resolve("a", server=server, secret="a", profile=profile)
@@ -39,7 +39,7 @@ async def test_edits_in_a_row_come_to_one_restart_and_to_none_where_they_lead_ba
     async def lead_back() -> bool:
         before, renewals = await state(name, "Ready"), told_of("is renewed")
         fast = await edit("Full", "Nodeless", "Core")
-        # The last edit is followed no earlier than those before it, and says nothing new to the instance.
+        # The last edit is applied after the earlier edits, and does not change the instance.
         services = ("Controllers", "Workloads")
         await fleet.resolve("a", server=server, secret="a", profile="Core", services=services)
         await fleet.put_secret("a", tenants["one"].controllers_secret())
@@ -58,14 +58,14 @@ async def test_edits_in_a_row_come_to_one_restart_and_to_none_where_they_lead_ba
 
     mcm.start()
     name = await fleet.register("a", tenants["one"].controllers_secret(), server=server, profile="Core")
-    # A machine that does other things too may need more tries to be that fast.
+    # A busy machine may need several tries to be fast enough.
     assert await any_of(lead_back() for _ in range(5))
     assert await any_of(lead_on(last) for last in ("Nodeless", "Core", "Nodeless", "Core", "Nodeless"))
 
 
 async def any_of(tries: Iterable[Awaitable[bool]]) -> bool:
-    """Whether one of them succeeds; those after it are not tried."""
-    for each in tries:
-        if await each:
+    """Return whether a try succeeds. Tries after it are not awaited."""
+    for attempt in tries:
+        if await attempt:
             return True
     return False

@@ -1,4 +1,4 @@
-"""The end of mcm as a process, by which its instances end too."""
+"""The end of mcm as a process, with which its instances end."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ def mcm(mcm_of: Any, api_server: Any) -> Any:
     return mcm_of(api_server.mcm_kubeconfig, apart=True)
 
 
-async def test_instances_die_with_a_killed_mcm_and_a_new_one_starts_them_again(
+async def test_instances_die_with_a_killed_mcm_and_the_next_restarts_them(
     mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
 ) -> None:
-    """Also those of two registrations of one control plane, which here have a Lease each."""
+    """Two of the registrations have the same control plane, with separate instance Leases."""
     mcm.start()
-    kept = await fleet.register("kept", tenants["one"].controllers_secret(), server=tenants["one"].server)
-    deleted = await fleet.register("deleted", tenants["two"].controllers_secret(), server=tenants["two"].server)
-    left = await fleet.register("left", tenants["two"].controllers_secret(), server=tenants["two"].server)
-    old = {(await state(name, "Ready"))["pid"] for name in (kept, deleted, left)}
+    kept_name = await fleet.register("kept", tenants["one"].controllers_secret(), server=tenants["one"].server)
+    deleted_name = await fleet.register("deleted", tenants["two"].controllers_secret(), server=tenants["two"].server)
+    left_name = await fleet.register("left", tenants["two"].controllers_secret(), server=tenants["two"].server)
+    old_pids = {(await state(name, "Ready"))["pid"] for name in (kept_name, deleted_name, left_name)}
     running = ("True", "InstanceRunning", fleet.uid_at(tenants["two"].server))
     await eventually(lambda: fleet.told("left"), lambda told: told == running)
     assert await asyncio.to_thread(mcm.end, signal.SIGKILL) == -signal.SIGKILL
     await eventually(lambda: not mcm.instances())
-    await fleet.client.delete(REGISTRATIONS, deleted)
+    await fleet.client.delete(REGISTRATIONS, deleted_name)
     await fleet.withdraw("left")
     assert await fleet.told("left") == running
 
     mcm.start()
-    found = await state(kept, "Ready")
-    assert found["pid"] not in old
-    assert mcm.directories() == [component_name(kept)]
+    summary = await state(kept_name, "Ready")
+    assert summary["pid"] not in old_pids
+    assert mcm.directories() == [component_name(kept_name)]
     await eventually(lambda: fleet.told("left"), lambda told: told == ("False", "Ended", ""))
     await works(one, eventually)
 

@@ -1,4 +1,4 @@
-"""Which Events a registration gets of its instance."""
+"""Events of a registration about its instance."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return wait
 
 
-async def test_a_start_and_an_end_are_told(world: World) -> None:
+async def test_start_and_end_are_recorded(world: World) -> None:
     await world.events.announce(CLUSTER)
     world.events.update("a", Reason.STARTING)
     world.events.update("a", Reason.INSTANCE_RUNNING)
@@ -83,7 +83,7 @@ async def test_a_start_and_an_end_are_told(world: World) -> None:
         ("Controllers,Scheduler", "kube-controller-manager and kube-scheduler"),
     ],
 )
-async def test_what_started_and_ended_is_called_by_its_programs(world: World, services: str, programs: str) -> None:
+async def test_start_and_end_name_the_programs(world: World, services: str, programs: str) -> None:
     await world.events.announce(Cluster("a", config=CLUSTER.config, attributes={"services": services, **ATTRIBUTES}))
     world.events.update("a", Reason.INSTANCE_RUNNING)
     await world.events.end("a")
@@ -91,19 +91,19 @@ async def test_what_started_and_ended_is_called_by_its_programs(world: World, se
     assert messages == [f"{programs} started for https://a", f"{programs} ended for https://a"]
 
 
-async def test_a_loop_of_crashes_is_told_once(world: World, later: Callable[[float], None]) -> None:
+async def test_crash_loop_is_recorded_once_a_minute(world: World, later: Callable[[float], None]) -> None:
     await world.events.announce(CLUSTER)
     world.events.update("a", Reason.INSTANCE_RUNNING)
     world.crash(50)
-    once = [("Normal", "InstanceStarted"), ("Warning", "InstanceEnded"), ("Normal", "InstanceStarted")]
-    assert world.told == once
+    events = [("Normal", "InstanceStarted"), ("Warning", "InstanceEnded"), ("Normal", "InstanceStarted")]
+    assert world.told == events
     assert "exit code 0" in world.recorder.event.call_args_list[1].args[3]
     later(61.0)
     world.crash(50)
-    assert world.told == [*once, *once[1:]]
+    assert world.told == [*events, *events[1:]]
 
 
-async def test_each_kind_of_trouble_is_told(world: World) -> None:
+async def test_each_kind_of_warning_is_recorded_once(world: World) -> None:
     await world.events.announce(CLUSTER)
     world.crash(3)
     for _ in range(3):
@@ -116,14 +116,14 @@ async def test_each_kind_of_trouble_is_told(world: World) -> None:
     ]
 
 
-async def test_why_one_cannot_start_is_told_and_no_end_of_it(world: World) -> None:
+async def test_failed_start_is_recorded_without_an_end(world: World) -> None:
     await world.events.announce(CLUSTER)
     world.events.report_failure(CLUSTER, "no such profile")
     await world.events.end("a")
     assert world.told == [("Warning", "InstanceCannotStart")]
 
 
-async def test_of_a_long_message_the_reason_and_the_last_words_stay(world: World) -> None:
+async def test_long_message_keeps_its_begin_and_its_end(world: World) -> None:
     await world.events.announce(CLUSTER)
     world.events.update("a", Reason.BACKOFF, message=f"ended with exit code 1{'x' * 5000}the last words")
     message = world.recorder.event.call_args.args[3]
@@ -132,7 +132,7 @@ async def test_of_a_long_message_the_reason_and_the_last_words_stay(world: World
     assert message.endswith("the last words")
 
 
-async def test_where_nothing_is_written_a_withdrawn_registration_gets_no_instance_either(world: World) -> None:
+async def test_withdrawn_registration_is_refused_without_status_reports(world: World) -> None:
     world.registration = {**REGISTRATION, "status": {"ready": False}}
     with pytest.raises(RegistrationWithdrawn):
         await world.events.announce(CLUSTER)

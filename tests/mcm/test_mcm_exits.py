@@ -1,4 +1,4 @@
-"""Why instances ended is told apart, by what kube-controller-manager really says, and by signals."""
+"""Exit reasons of instances, from the real output of kube-controller-manager and from signals."""
 
 from __future__ import annotations
 
@@ -40,44 +40,42 @@ Eventually = Callable[..., Any]
         ("exit 3", Reason.BACKOFF),
     ],
 )
-async def test_the_reason_of_an_end_is_told_shown_and_counted(
+async def test_exit_reason_is_reported_and_counted_in_metrics(
     runtime: ProcessRuntime, tmp_path: Path, eventually: Eventually, script: str, reason: Reason
 ) -> None:
     program = tmp_path / "kube-controller-manager"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o700)
-    heard = create_autospec(NullReporter, instance=True)
-    instances = Instances(runtime, observer=heard)
+    observer = create_autospec(NullReporter, instance=True)
+    instances = Instances(runtime, observer=observer)
     clusters = Clusters(awares=[instances])
     overview = Overview(clusters, instances=instances)
     try:
         await clusters.add_or_replace(Cluster("a", config=ClusterConfig(server="https://127.0.0.1:1", token="t")))
         [summary] = await eventually(overview.summaries, lambda found: found and found[0].exits.get(reason, 0) > 2)
         assert set(summary.exits) == {reason}
-        assert {call.args[1] for call in heard.update.call_args_list} == {Reason.STARTING, reason}
-        shown = (await Metrics(overview).render()).decode()
-        assert f'mcm_instance_exits_total{{cluster="a",reason="{reason}"}}' in shown
+        assert {call.args[1] for call in observer.update.call_args_list} == {Reason.STARTING, reason}
+        metrics = (await Metrics(overview).render()).decode()
+        assert f'mcm_instance_exits_total{{cluster="a",reason="{reason}"}}' in metrics
     finally:
         await clusters.aclose()
 
 
-async def test_each_end_counts_once_also_where_two_are_alike_and_a_start_that_fails_does_not(
-    tmp_path: Path, eventually: Eventually
-) -> None:
+async def test_each_exit_counts_once_and_a_failed_start_does_not_count(tmp_path: Path, eventually: Eventually) -> None:
     program = tmp_path / "kube-controller-manager"
     program.write_text("#!/bin/sh\necho >> data/runs\n[ $(wc -l < data/runs) -lt 7 ] || exec sleep 1000\nexit 3\n")
     program.chmod(0o700)
     pace = Pace(restart_base=0.02, restart_limit=0.02)
-    async with ProcessRuntime(tmp_path / "state", programs=[tmp_path], pace=pace) as alike:
-        instances = Instances(alike, observer=NullReporter(registration=None))
+    async with ProcessRuntime(tmp_path / "state", programs=[tmp_path], pace=pace) as runtime:
+        instances = Instances(runtime, observer=NullReporter(registration=None))
         clusters = Clusters(awares=[instances])
         try:
             await clusters.add_or_replace(Cluster("a", config=ClusterConfig(server="https://127.0.0.1:1", token="t")))
             [instance] = await eventually(lambda: instances.groups.get("a"))
-            home = alike.log_path(instance.component).parent
+            home = runtime.log_path(instance.component).parent
             await eventually(lambda: len((home / "data/runs").read_text()) == 7)
             pid = await eventually(lambda: instance.process.pid)
-            # The last run ends when what the next start needs is away.
+            # The last run ends while the directory that the next start needs is away.
             home.rename(tmp_path / "away")
             os.kill(pid, signal.SIGKILL)
             await eventually(lambda: "cannot be started" in instance.message)
@@ -87,7 +85,7 @@ async def test_each_end_counts_once_also_where_two_are_alike_and_a_start_that_fa
             await clusters.aclose()
 
 
-def test_a_kill_by_the_kernel_for_want_of_memory_is_told_from_other_kills(tmp_path: Path) -> None:
+def test_oom_kill_is_distinguished_from_other_kills(tmp_path: Path) -> None:
     events = tmp_path / "memory.events"
     events.write_text("low 0\noom 4\noom_kill 3\n")
     kills = OomKills(events)
@@ -98,7 +96,7 @@ def test_a_kill_by_the_kernel_for_want_of_memory_is_told_from_other_kills(tmp_pa
     assert not OomKills(tmp_path / "none").take()
 
 
-def test_each_kill_by_the_kernel_explains_one_end(tmp_path: Path) -> None:
+def test_each_oom_kill_explains_one_exit(tmp_path: Path) -> None:
     events = tmp_path / "memory.events"
     events.write_text("oom_kill 3\n")
     kills = OomKills(events)
@@ -106,7 +104,7 @@ def test_each_kill_by_the_kernel_explains_one_end(tmp_path: Path) -> None:
     assert [kills.take() for _ in range(3)] == [True, True, False]
 
 
-def test_the_counter_is_found_in_both_versions_with_and_without_a_container(tmp_path: Path) -> None:
+def test_oom_counter_is_found_for_cgroups_v1_and_v2(tmp_path: Path) -> None:
     membership = tmp_path / "membership"
     for lines, file in (
         ("0::/a.slice/b.scope\n", "a.slice/b.scope/memory.events"),
@@ -131,11 +129,11 @@ def test_the_counter_is_found_in_both_versions_with_and_without_a_container(tmp_
         ("--concurrent-gc-syncs=x", Reason.BAD_FLAG),
         ("--controllers=nope", Reason.BAD_FLAG),
         ("--feature-gates=Nope=true", Reason.BAD_FLAG),
-        # It gives an API server 10 s, and has no flag for that.
+        # kube-controller-manager waits 10 s for an API server, and has no flag for this time.
         pytest.param("--v=1", Reason.API_SERVER_NOT_HEALTHY, marks=pytest.mark.slow),
     ],
 )
-async def test_the_last_words_of_the_real_program_are_understood(
+async def test_exit_reason_is_read_from_real_output(
     binaries: Binaries, tmp_path: Path, kubeconfig: str, argument: str, reason: Reason
 ) -> None:
     (tmp_path / "kubeconfig").write_text(kubeconfig)
@@ -144,13 +142,13 @@ async def test_the_last_words_of_the_real_program_are_understood(
 
 
 @pytest.mark.integration
-async def test_the_last_words_of_the_real_program_that_loses_its_lease_are_understood(
+async def test_lost_lease_is_read_from_real_output(
     binaries: Binaries, api_server: Any, tmp_path: Path, eventually: Eventually
 ) -> None:
-    """As mcm starts its instances they elect nobody, so that this one has to be told to."""
+    """Instances of mcm run without leader election, so this test enables it."""
     lease = f"lost-{uuid.uuid4().hex[:8]}"
     (tmp_path / "kubeconfig").write_bytes(api_server.admin_kubeconfig.read_bytes())
-    electing = (
+    election_flags = (
         "--leader-elect=true",
         "--leader-elect-resource-namespace=default",
         f"--leader-elect-resource-name={lease}",
@@ -160,18 +158,18 @@ async def test_the_last_words_of_the_real_program_that_loses_its_lease_are_under
     )
     async with (
         Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client,
-        running(binaries, tmp_path, "--controllers=ttl-controller", *electing) as process,
+        running(binaries, tmp_path, "--controllers=ttl-controller", *election_flags) as process,
     ):
         await eventually(lambda: client.get(LEASES, lease, namespace="default"))
-        another = {"spec": {"holderIdentity": "another", "leaseDurationSeconds": 600}}
-        await client.patch(LEASES, lease, another, namespace="default")
+        foreign_lease = {"spec": {"holderIdentity": "another", "leaseDurationSeconds": 600}}
+        await client.patch(LEASES, lease, foreign_lease, namespace="default")
         assert await told_reason(process) is Reason.LEASE_LOST
         await client.delete(LEASES, lease, namespace="default")
 
 
 @contextlib.asynccontextmanager
 async def running(binaries: Binaries, directory: Path, *args: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The real program, with the file `kubeconfig` of the directory."""
+    """Run the real program with the file `kubeconfig` of the directory."""
     process = await asyncio.create_subprocess_exec(
         str(binaries.path("kube-controller-manager")),
         *(f"--kubeconfig={directory}/kubeconfig", f"--authentication-kubeconfig={directory}/kubeconfig"),
@@ -188,7 +186,7 @@ async def running(binaries: Binaries, directory: Path, *args: str) -> AsyncItera
 
 
 async def told_reason(process: asyncio.subprocess.Process) -> Reason:
-    """Wait for its end, and tell why that was."""
+    """Wait until the process ends, and return its exit reason."""
     async with asyncio.timeout(90.0):
         output, _ = await process.communicate()
     return exit_reason(process.returncode, output.decode()[-2048:], oom_killed=False)

@@ -1,4 +1,4 @@
-"""Flags of kube-controller-manager: itself says which it knows."""
+"""Validation of flags by kube-controller-manager and kube-scheduler themselves."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def script(directory: Path, text: str) -> Path:
     ],
     ids=" ".join,
 )
-async def test_what_kube_controller_manager_takes_is_let_pass(binaries: Any, arguments: tuple[str, ...]) -> None:
+async def test_flags_that_kube_controller_manager_accepts_pass(binaries: Any, arguments: tuple[str, ...]) -> None:
     await check(*arguments, directories=binaries.directories)
     with pytest.raises(ConfigurationError, match=f"/{PROGRAM} rejects its flags: unknown flag: --nope"):
         await check(*arguments, "--nope", directories=binaries.directories)
@@ -64,7 +64,7 @@ async def test_what_kube_controller_manager_takes_is_let_pass(binaries: Any, arg
     ],
     ids=" ".join,
 )
-async def test_what_it_refuses_is_refused_with_its_own_words(
+async def test_rejected_flag_is_refused_with_the_message_of_the_program(
     binaries: Any, arguments: tuple[str, ...], says: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=rf"/{PROGRAM} rejects its flags: .*{re.escape(says)}"):
@@ -72,19 +72,19 @@ async def test_what_it_refuses_is_refused_with_its_own_words(
 
 
 @pytest.mark.integration
-async def test_every_version_is_asked(binaries: Any, tmp_path: Path) -> None:
+async def test_flags_are_checked_by_every_version(binaries: Any, tmp_path: Path) -> None:
     older = script(tmp_path / "older", 'echo "Error: unknown flag: --cluster-name" >&2; exit 1')
     with pytest.raises(ConfigurationError, match=f"{older}/{PROGRAM} rejects its flags: unknown flag: --cluster-name"):
         await check("--cluster-name=a", directories=[*binaries.directories, older])
 
 
-async def test_without_the_program_flags_are_not_taken_on_trust(tmp_path: Path) -> None:
+async def test_flags_are_refused_if_the_program_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=f"cannot validate flags: {PROGRAM} not found in {tmp_path};"):
         await check("--cluster-name=a", directories=[tmp_path])
 
 
 @pytest.mark.parametrize("text", ["exit 0", "echo something else >&2; exit 3"])
-async def test_a_program_that_answers_otherwise_is_not_understood(tmp_path: Path, text: str) -> None:
+async def test_unexpected_output_of_the_program_fails_the_check(tmp_path: Path, text: str) -> None:
     with pytest.raises(RuntimeFailure, match="failed to validate flags with"):
         await check("--cluster-name=a", directories=[script(tmp_path, text)])
 
@@ -100,15 +100,15 @@ async def test_a_program_that_answers_otherwise_is_not_understood(tmp_path: Path
         ("100", "give one flag with its value each time"),
     ],
 )
-def test_flags_of_the_scheduler_that_mcm_sets_itself_are_refused(argument: str, says: str) -> None:
+def test_scheduler_flags_that_mcm_cannot_pass_on_are_refused(argument: str, says: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(says)):
         Flags.parse_scheduler(["--v=2", argument])
 
 
 @pytest.mark.integration
-async def test_kube_scheduler_says_which_flags_it_knows(binaries: Any) -> None:
-    known = Flags.parse_scheduler(["--kube-api-qps=100", "--feature-gates=AllAlpha=false", "--v=2"])
-    await check_flags(known, program="kube-scheduler", directories=binaries.directories)
+async def test_scheduler_flags_are_checked_by_kube_scheduler(binaries: Any) -> None:
+    flags = Flags.parse_scheduler(["--kube-api-qps=100", "--feature-gates=AllAlpha=false", "--v=2"])
+    await check_flags(flags, program="kube-scheduler", directories=binaries.directories)
     with pytest.raises(ConfigurationError, match="unknown flag: --concurrent-gc-syncs"):
         await check_flags(
             Flags.parse_scheduler(["--concurrent-gc-syncs=5"]),

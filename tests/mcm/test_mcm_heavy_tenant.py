@@ -28,18 +28,18 @@ CONFIG_MAPS_OF_A_MEGABYTE = 40
 
 
 @pytest.mark.timeout(420)
-async def test_forty_megabytes_of_config_maps_are_the_concern_of_their_tenant_alone(
+async def test_forty_mb_of_config_maps_affect_only_their_own_instance(
     mcm: Any, fleet: Any, tenants: Any, eventually: Eventually
 ) -> None:
-    """kube-controller-manager keeps ConfigMaps whole. What comes of that is borne by one instance, and by no other."""
+    """kube-controller-manager caches whole ConfigMaps, so the instance of this tenant exceeds a low memory limit."""
     namespace = f"heavy-{uuid.uuid4().hex[:8]}"
 
     async def cluster(stem: str, accept: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-        found: dict[str, Any] = await eventually(
+        summary: dict[str, Any] = await eventually(
             lambda: asyncio.to_thread(lambda: mcm.clusters().get(fleet.name(stem), {})),
             lambda found: found and accept(found),
         )
-        return found
+        return summary
 
     async with (
         Client(tenants["one"].config, field_manager="kplane") as one,
@@ -50,7 +50,7 @@ async def test_forty_megabytes_of_config_maps_are_the_concern_of_their_tenant_al
             body = {"metadata": {"name": f"c{number}"}, "data": {"a": f"{number:04}" * 250_000}}
             await one.create(CONFIG_MAPS, body, namespace=namespace)
         try:
-            # Where memory is scarce the heavy one is ended, again and again, later and later.
+            # With little memory, the heavy instance is ended repeatedly, after longer and longer times.
             mcm.start("--instance-memory-mib=64")
             for stem, tenant in (("light", "two"), ("heavy", "one")):
                 await fleet.register(
@@ -62,18 +62,18 @@ async def test_forty_megabytes_of_config_maps_are_the_concern_of_their_tenant_al
             await works(two, eventually)
             after = await cluster("light", bool)
             assert (after["state"], after["pid"], after["restarts"]) == ("Ready", light["pid"], light["restarts"])
-            # mcm itself holds nothing of what a tenant has.
+            # mcm itself caches no objects of a tenant.
             assert pss_by_pid([mcm.process.pid])[mcm.process.pid] < 100 << 20
 
-            # With the usual ceiling it has what it needs.
+            # The default limit is enough for the heavy instance.
             assert await asyncio.to_thread(mcm.end) == 0
             mcm.start()
             heavy = await cluster("heavy", lambda found: found["state"] == "Ready")
             await works(one, eventually)
-            held = await eventually(lambda: pss_by_pid([heavy["pid"]])[heavy["pid"]] >> 20, lambda mib: mib > 64)
-            assert held < 512
+            pss_mib = await eventually(lambda: pss_by_pid([heavy["pid"]])[heavy["pid"]] >> 20, lambda mib: mib > 64)
+            assert pss_mib < 512
         finally:
-            # Not left to an instance, which ends with this test: other tests have this control plane too.
+            # The instance ends with this test, and other tests use this control plane, so the test deletes the objects.
             for number in range(CONFIG_MAPS_OF_A_MEGABYTE):
                 await one.delete(CONFIG_MAPS, f"c{number}", namespace=namespace)
             await one.delete(NAMESPACES, namespace)

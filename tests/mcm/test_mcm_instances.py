@@ -1,4 +1,4 @@
-"""Instances follow engagements: what runs, and when it is another process."""
+"""Instances follow engagements: their start, restart and end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .instances_world import World, alive, cluster, program
 Eventually = Callable[..., Any]
 
 
-async def test_an_instance_runs_as_long_as_its_cluster_is_engaged(world: World, eventually: Eventually) -> None:
+async def test_instance_runs_while_its_cluster_is_engaged(world: World, eventually: Eventually) -> None:
     await world.clusters.add_or_replace(cluster("a"))
     pid = await eventually(lambda: world.pid("a"))
     assert alive(pid)
@@ -27,22 +27,22 @@ async def test_an_instance_runs_as_long_as_its_cluster_is_engaged(world: World, 
     assert world.overview.summaries() == []
 
 
-async def test_the_management_cluster_is_none_of_the_fleet(world: World, eventually: Eventually) -> None:
+async def test_management_cluster_has_no_instance(world: World, eventually: Eventually) -> None:
     await world.clusters.add_or_replace(cluster(LOCAL))
     await world.clusters.add_or_replace(cluster("a"))
     await eventually(lambda: world.pid("a"))
-    assert [found.name for found in world.overview.summaries()] == ["a"]
+    assert [summary.name for summary in world.overview.summaries()] == ["a"]
 
 
-async def test_a_switch_ends_the_old_instance_before_the_new_one_starts(world: World, eventually: Eventually) -> None:
+async def test_switch_ends_the_old_instance_before_the_new_starts(world: World, eventually: Eventually) -> None:
     await world.clusters.add_or_replace(cluster("a"))
-    old = await eventually(lambda: world.pid("a"))
-    seen: list[tuple[int | None, bool]] = []
-    world.runtime.subscribe(lambda name: seen.append((world.runtime.state(name).pid, alive(old))))
+    old_pid = await eventually(lambda: world.pid("a"))
+    observations: list[tuple[int | None, bool]] = []
+    world.runtime.subscribe(lambda name: observations.append((world.runtime.state(name).pid, alive(old_pid))))
     await world.clusters.add_or_replace(cluster("a", server="https://127.0.0.1:2"))
-    new = await eventually(lambda: world.pid("a"), lambda pid: pid not in {None, old})
-    assert [old_alive for pid, old_alive in seen if pid == new]
-    assert not [old_alive for pid, old_alive in seen if pid == new and old_alive]
+    new_pid = await eventually(lambda: world.pid("a"), lambda pid: pid not in {None, old_pid})
+    assert [old_alive for pid, old_alive in observations if pid == new_pid]
+    assert not [old_alive for pid, old_alive in observations if pid == new_pid and old_alive]
 
 
 async def test_renewed_credentials_reach_the_same_process(world: World, eventually: Eventually) -> None:
@@ -55,7 +55,7 @@ async def test_renewed_credentials_reach_the_same_process(world: World, eventual
     assert world.pid("a") == pid
 
 
-async def test_a_changed_key_that_is_read_once_restarts_the_instance(world: World, eventually: Eventually) -> None:
+async def test_changed_key_that_is_read_once_restarts_the_instance(world: World, eventually: Eventually) -> None:
     await world.clusters.add_or_replace(cluster("a", credentials={"sa.key": b"first"}))
     pid = await eventually(lambda: world.pid("a"))
     await world.clusters.add_or_replace(cluster("a", credentials={"sa.key": b"second"}))
@@ -64,10 +64,10 @@ async def test_a_changed_key_that_is_read_once_restarts_the_instance(world: Worl
     assert world.file("a", "sa.key").read_bytes() == b"second"
 
 
-async def test_each_configuration_is_told_from_the_others(world: World, eventually: Eventually) -> None:
+async def test_configuration_change_has_new_generation_and_fingerprint(world: World, eventually: Eventually) -> None:
     def told() -> tuple[int | None, str | None]:
-        found = world.overview.summaries()[0]
-        return found.generation, found.configuration
+        summary = world.overview.summaries()[0]
+        return summary.generation, summary.configuration
 
     await world.clusters.add_or_replace(cluster("a", attributes={"profile": "Core"}))
     generation, configuration = await eventually(told, lambda found: found[1] is not None)
@@ -79,7 +79,7 @@ async def test_each_configuration_is_told_from_the_others(world: World, eventual
     assert later[0] > generation
 
 
-async def test_edits_in_a_row_come_to_one_restart_and_to_none_where_the_last_one_undoes_them(
+async def test_quick_edits_cause_one_restart_and_reverted_edits_none(
     world: World, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -97,7 +97,7 @@ async def test_edits_in_a_row_come_to_one_restart_and_to_none_where_the_last_one
     assert world.file("a", "sa.key").read_bytes() == b"third"
 
 
-async def test_a_change_that_fails_holds_up_no_later_one(
+async def test_failed_change_does_not_delay_a_later_change(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kplane.mcm.instance.lifecycle._FIRST_RETRY_SECONDS", 600.0)
@@ -118,14 +118,14 @@ async def test_a_change_that_fails_holds_up_no_later_one(
     assert world.pid("a") == pid
 
 
-async def test_a_cancellation_that_is_let_out_does_not_end_the_following_of_changes(
+async def test_changes_are_applied_after_a_stray_cancellation(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    apply, let_out = world.runtime.apply, iter([asyncio.CancelledError()])
+    apply, cancellations = world.runtime.apply, iter([asyncio.CancelledError()])
 
     async def let_one_out(component: Component) -> None:
         if any(file.content == b"second" for file in component.files.values()):
-            for error in let_out:
+            for error in cancellations:
                 raise error
         await apply(component)
 
@@ -136,20 +136,20 @@ async def test_a_cancellation_that_is_let_out_does_not_end_the_following_of_chan
     await eventually(world.file("a", "token").read_bytes, lambda content: content == b"second")
 
 
-async def test_what_cannot_be_started_is_told_and_disturbs_no_other(world: World, eventually: Eventually) -> None:
+async def test_invalid_cluster_is_shown_and_disturbs_no_other_instance(world: World, eventually: Eventually) -> None:
     await world.clusters.add_or_replace(cluster("bad", attributes={"profile": "Tiny"}))
     await world.clusters.add_or_replace(cluster("good"))
     await eventually(lambda: world.pid("good"))
 
     def told() -> dict[str, Any]:
-        return {found.name: found for found in world.overview.summaries()}
+        return {summary.name: summary for summary in world.overview.summaries()}
 
     await eventually(lambda: told()["bad"].message, lambda message: "unknown controllers.profile 'Tiny'" in message)
     assert told()["bad"].state == "Pending"
     assert told()["bad"].profile == "Tiny"
 
 
-async def test_an_instance_out_of_skew_is_refused_and_told_alone(
+async def test_only_instances_out_of_skew_are_refused(
     world: World, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     program(world.directory, '[ "$1" = --version ] && echo Kubernetes v1.36.3 || exec sleep 1000')
@@ -160,7 +160,7 @@ async def test_an_instance_out_of_skew_is_refused_and_told_alone(
         await eventually(lambda name=name: world.pid(name))
 
     def told() -> dict[str, Any]:
-        return {found.name: found for found in world.overview.summaries()}
+        return {summary.name: summary for summary in world.overview.summaries()}
 
     for name in ("v34", "v35", "v38"):
         sentence = await eventually(lambda name=name: told()[name].message, lambda message: "Kubernetes 1." in message)
@@ -168,14 +168,14 @@ async def test_an_instance_out_of_skew_is_refused_and_told_alone(
         assert f"needs kube-controller-manager 1.{number} or 1.{int(number) - 1}, and there is 1.36.3 only" in sentence
         assert (told()[name].state, told()[name].pid) == ("Pending", None)
         assert f"registration {name}: its API server is Kubernetes" in caplog.text
-    # It is brought to a version that fits, and no other one was touched for that.
+    # The API server gets a version that fits, and the other instances keep their processes.
     pids = {name: world.pid(name) for name in ("v36", "v37", "unknown")}
     await world.clusters.add_or_replace(cluster("v35", attributes={"version": "1.36"}))
     await eventually(lambda: world.pid("v35"))
     assert {name: world.pid(name) for name in pids} == pids
 
 
-async def test_an_instance_ends_when_its_api_server_gets_out_of_skew(world: World, eventually: Eventually) -> None:
+async def test_instance_ends_when_its_api_server_gets_out_of_skew(world: World, eventually: Eventually) -> None:
     program(world.directory, '[ "$1" = --version ] && echo Kubernetes v1.36.3 || exec sleep 1000')
     await world.clusters.add_or_replace(cluster("a", attributes={"version": "1.37"}))
     pid = await eventually(lambda: world.pid("a"))

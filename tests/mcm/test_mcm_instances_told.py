@@ -1,4 +1,4 @@
-"""What is told of instances: to the observer, by metrics, and by the pages of mcm."""
+"""Reports of instances to the observer, in metrics and on the HTTP pages of mcm."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .instances_world import Heard, World, alive, cluster, program
 Eventually = Callable[..., Any]
 
 
-async def test_the_last_error_is_told(world: World, eventually: Eventually) -> None:
+async def test_summary_has_the_last_error(world: World, eventually: Eventually) -> None:
     program(world.directory, "exit 3")
     await world.clusters.add_or_replace(cluster("a"))
     await eventually(world.overview.summaries, lambda found: found and "exit code 3" in found[0].last_error)
 
 
-async def test_why_an_instance_ends_is_told_also_while_it_starts_again(world: World, eventually: Eventually) -> None:
+async def test_exit_message_stays_in_the_summary_during_the_next_start(world: World, eventually: Eventually) -> None:
     program(world.directory, "echo API server is not healthy >&2; exit 1")
     await world.clusters.add_or_replace(cluster("a"))
     [summary] = await eventually(world.overview.summaries, lambda found: found and found[0].restarts > 2)
@@ -38,9 +38,7 @@ async def test_why_an_instance_ends_is_told_also_while_it_starts_again(world: Wo
     assert "API server is not healthy" in summary.message
 
 
-async def test_the_witness_hears_of_an_instance_before_its_start_and_after_its_end(
-    world: World, eventually: Eventually
-) -> None:
+async def test_observer_hears_before_each_start_and_after_each_end(world: World, eventually: Eventually) -> None:
     pids: list[int | None] = []
 
     async def look(cluster: Cluster, *, version: str | None = None) -> None:
@@ -64,7 +62,7 @@ async def test_the_witness_hears_of_an_instance_before_its_start_and_after_its_e
     assert pids == [None, None]
 
 
-async def test_the_end_is_confirmed_only_when_nothing_is_left_and_tried_until_then(
+async def test_end_is_reported_only_after_a_retried_cleanup(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await world.clusters.add_or_replace(cluster("a"))
@@ -78,7 +76,7 @@ async def test_the_end_is_confirmed_only_when_nothing_is_left_and_tried_until_th
     await world.clusters.add_or_replace(cluster("a", server="https://127.0.0.1:2"))
     await eventually(lambda: world.pid("a"), lambda found: found not in {None, pid})
     assert not alive(pid)
-    assert [what for what, _ in world.observer.told][:5] == [
+    assert [report for report, _ in world.observer.told][:5] == [
         "announced",
         "Starting",
         "StopFailed",
@@ -87,25 +85,25 @@ async def test_the_end_is_confirmed_only_when_nothing_is_left_and_tried_until_th
     ]
 
 
-async def test_what_is_not_wanted_any_more_does_not_start(world: World, eventually: Eventually) -> None:
+async def test_instance_whose_announcement_is_refused_does_not_start(world: World, eventually: Eventually) -> None:
     world.observer.refuses = True
     await world.clusters.add_or_replace(cluster("a"))
     await eventually(lambda: ("ended", "") in world.observer.told)
     await world.clusters.remove("a")
-    assert {what for what, _ in world.observer.told} == {"announced", "ended"}
+    assert {report for report, _ in world.observer.told} == {"announced", "ended"}
 
 
-async def test_a_description_that_makes_no_instance_is_not_announced(world: World, eventually: Eventually) -> None:
+async def test_invalid_description_is_reported_but_not_announced(world: World, eventually: Eventually) -> None:
     await world.clusters.add_or_replace(cluster("bad", attributes={"profile": "Tiny"}))
     await eventually(lambda: ("ended", "") in world.observer.told)
     await world.clusters.remove("bad")
-    [(what, why), *_] = world.observer.told
-    assert what == "failed"
-    assert "unknown controllers.profile 'Tiny'" in why
-    assert "announced" not in {what for what, _ in world.observer.told}
+    [(report, message), *_] = world.observer.told
+    assert report == "failed"
+    assert "unknown controllers.profile 'Tiny'" in message
+    assert "announced" not in {report for report, _ in world.observer.told}
 
 
-async def test_restarts_of_one_that_ends_by_itself_are_no_transitions(world: World, eventually: Eventually) -> None:
+async def test_restarts_of_a_crashing_instance_are_no_transitions(world: World, eventually: Eventually) -> None:
     program(world.directory, "exit 1")
     await world.clusters.add_or_replace(cluster("a"))
     await eventually(world.overview.summaries, lambda found: found and found[0].restarts > 2)
@@ -125,32 +123,34 @@ async def test_each_service_has_a_process_and_both_end_together(world: World, ev
     assert dict(summary.others).keys() == {"kube-scheduler"}
     assert 'mcm_instance_pss_bytes{cluster="a"}' in (await world.metrics.render()).decode()
     await world.clusters.add_or_replace(cluster("a", attributes={"services": "Scheduler"}))
-    [alone] = await eventually(world.overview.summaries, lambda found: found and not found[0].others and found[0].pid)
+    [last_summary] = await eventually(
+        world.overview.summaries, lambda found: found and not found[0].others and found[0].pid
+    )
     assert not any(alive(pid) for pid in summary.pids)
     assert world.runtime.names() == ["ksc-a"]
     await world.clusters.remove("a")
-    assert not alive(alone.pid)
+    assert not alive(last_summary.pid)
     assert not world.runtime.names()
-    assert [what for what, _ in world.observer.told].count("ended") == 2
+    assert [report for report, _ in world.observer.told].count("ended") == 2
 
 
 async def serve(world: World, services: str) -> None:
-    """Have the cluster `a` ask for services, as mcm describes it."""
-    described = cluster("a", attributes={"services": services})
-    await world.clusters.add_or_replace(await effective(described, programs=Programs(runtime=world.runtime)))
+    """Add or replace the cluster `a` with these services, in the description that mcm makes."""
+    description = cluster("a", attributes={"services": services})
+    await world.clusters.add_or_replace(await effective(description, programs=Programs(runtime=world.runtime)))
 
 
-async def test_added_and_removed_services_restart_no_other(world: World, eventually: Eventually) -> None:
+async def test_added_or_removed_service_does_not_restart_the_other(world: World, eventually: Eventually) -> None:
     program(world.directory, name="kube-scheduler")
     await serve(world, "Controllers")
     controllers = await eventually(lambda: world.pid("a"))
     await serve(world, "Controllers,Scheduler")
-    [both] = await eventually(world.overview.summaries, lambda found: len(found[0].pids) == 2)
-    assert both.pid == controllers
-    scheduler = dict(both.others)["kube-scheduler"]
-    # They follow what changes of the cluster, each by itself.
-    described = cluster("a", token="second", attributes={"services": "Controllers,Scheduler"})
-    await world.clusters.add_or_replace(await effective(described, programs=Programs(runtime=world.runtime)))
+    [summary] = await eventually(world.overview.summaries, lambda found: len(found[0].pids) == 2)
+    assert summary.pid == controllers
+    scheduler = dict(summary.others)["kube-scheduler"]
+    # Each instance follows changes of the cluster by itself.
+    description = cluster("a", token="second", attributes={"services": "Controllers,Scheduler"})
+    await world.clusters.add_or_replace(await effective(description, programs=Programs(runtime=world.runtime)))
     files = [world.file("a", "token"), world.directory / "state/ksc-a/files/token"]
     await eventually(lambda: [path.read_bytes() for path in files] == [b"second"] * 2)
     assert [world.runtime.state(name).pid for name in ("kcm-a", "ksc-a")] == [controllers, scheduler]
@@ -159,9 +159,9 @@ async def test_added_and_removed_services_restart_no_other(world: World, eventua
     await eventually(lambda: world.runtime.names() == ["kcm-a"])
     assert not alive(scheduler)
     assert world.pid("a") == controllers
-    await eventually(lambda: [what for what, _ in world.observer.told].count("announced") == 3)
+    await eventually(lambda: [report for report, _ in world.observer.told].count("announced") == 3)
 
-    # Of an exchange, the former one ends first.
+    # In an exchange of services, the controllers end before the scheduler is announced.
     alive_at_announcement = []
     announce = world.observer.announce
 
@@ -175,21 +175,21 @@ async def test_added_and_removed_services_restart_no_other(world: World, eventua
     assert alive_at_announcement == [False]
     await world.clusters.remove("a")
     assert not world.runtime.names()
-    assert [what for what, _ in world.observer.told].count("ended") == 1
+    assert [report for report, _ in world.observer.told].count("ended") == 1
 
 
-async def test_service_that_cannot_be_added_is_told_and_tried_again(
+async def test_failure_to_add_a_service_is_reported_and_retried(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program(world.directory, name="kube-scheduler")
     await serve(world, "Controllers")
     controllers = await eventually(lambda: world.pid("a"))
-    refused = iter([RuntimeFailure("no port is free")])
+    failures = iter([RuntimeFailure("no port is free")])
     reserve = world.runtime.reserve
 
     async def refuse_one(name: str, **more: Any) -> Any:
         if name == "ksc-a":
-            for failure in refused:
+            for failure in failures:
                 raise failure
         return await reserve(name, **more)
 
@@ -201,9 +201,7 @@ async def test_service_that_cannot_be_added_is_told_and_tried_again(
     assert world.pid("a") == controllers
 
 
-async def test_what_is_wrong_with_the_scheduler_is_told_though_controllers_run(
-    world: World, eventually: Eventually
-) -> None:
+async def test_scheduler_failure_is_reported_while_controllers_run(world: World, eventually: Eventually) -> None:
     program(world.directory, "echo no such profile >&2; exit 1", name="kube-scheduler")
     await world.clusters.add_or_replace(cluster("a", attributes=BOTH))
     [summary] = await eventually(world.overview.summaries, lambda found: found and found[0].restarts > 1)
@@ -212,25 +210,25 @@ async def test_what_is_wrong_with_the_scheduler_is_told_though_controllers_run(
     assert alive(summary.pid)
 
 
-async def test_series_of_a_cluster_end_with_it(world: World, eventually: Eventually) -> None:
+async def test_metric_series_of_a_cluster_end_with_it(world: World, eventually: Eventually) -> None:
     await world.clusters.add_or_replace(cluster("a"))
     await world.clusters.add_or_replace(cluster("b"))
     await eventually(lambda: world.pid("a") and world.pid("b"))
-    both = (await world.metrics.render()).decode()
-    assert 'mcm_instance_up{cluster="a"} 0.0' in both
-    assert 'mcm_instance_restarts_total{cluster="b"} 0.0' in both
-    assert 'mcm_instance_pss_bytes{cluster="b"}' in both
-    assert 'mcm_clusters{state="Starting"} 2.0' in both
-    assert 'mcm_clusters{state="Ready"} 0.0' in both
-    assert "process_resident_memory_bytes" in both
+    metrics = (await world.metrics.render()).decode()
+    assert 'mcm_instance_up{cluster="a"} 0.0' in metrics
+    assert 'mcm_instance_restarts_total{cluster="b"} 0.0' in metrics
+    assert 'mcm_instance_pss_bytes{cluster="b"}' in metrics
+    assert 'mcm_clusters{state="Starting"} 2.0' in metrics
+    assert 'mcm_clusters{state="Ready"} 0.0' in metrics
+    assert "process_resident_memory_bytes" in metrics
     await world.clusters.remove("b")
-    left = (await world.metrics.render()).decode()
-    assert 'cluster="a"' in left
-    assert 'cluster="b"' not in left
-    assert 'mcm_clusters{state="Starting"} 1.0' in left
+    later_metrics = (await world.metrics.render()).decode()
+    assert 'cluster="a"' in later_metrics
+    assert 'cluster="b"' not in later_metrics
+    assert 'mcm_clusters{state="Starting"} 1.0' in later_metrics
 
 
-async def test_readiness_depends_on_the_registrations_only(
+async def test_readiness_depends_only_on_synced_sources(
     world: World, hold_port: Callable[[], int], eventually: Eventually
 ) -> None:
     port, synced = hold_port(), [False]

@@ -1,4 +1,4 @@
-"""Keys in a Secret that kube-controller-manager would refuse to start with."""
+"""Validation of the keys in a Secret, with some of which kube-controller-manager would refuse to start."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _Private = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519Priva
 
 
 def pem(key: _Private, *, form: serialization.PrivateFormat = PKCS8, password: bytes = b"") -> bytes:
-    locked = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
-    return key.private_bytes(serialization.Encoding.PEM, form, locked)
+    encryption = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, form, encryption)
 
 
 RSA = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -38,7 +38,7 @@ def cluster(*, services: str = "Controllers", **keys: bytes) -> Cluster:
 
 
 def broken(*, services: str = "Controllers", **keys: bytes) -> str:
-    """What is told of these, where there were none before."""
+    """Return the errors for the keys of a cluster that had no keys before."""
     credentials, sentences = usable_keys(cluster(services=services, **keys), former=cluster())
     assert (credentials == {}) is (bool(sentences) or not keys)
     return " ".join(sentences)
@@ -61,7 +61,7 @@ def broken(*, services: str = "Controllers", **keys: bytes) -> str:
         {"sa_key": b"of no use to a scheduler", "services": "Scheduler"},
     ],
 )
-def test_what_an_instance_can_start_with(keys: dict[str, bytes]) -> None:
+def test_keys_that_an_instance_can_start_with_give_no_error(keys: dict[str, bytes]) -> None:
     assert broken(**keys) == ""  # type: ignore[arg-type]
 
 
@@ -86,7 +86,7 @@ def test_what_an_instance_can_start_with(keys: dict[str, bytes]) -> None:
         ({"signing_ca_crt": ONE.certificate, "signing_ca_key": OTHER.key}, "its private key"),
     ],
 )
-def test_what_it_cannot_is_named_with_what_to_do_and_nothing_of_it_is_shown(keys: dict[str, bytes], words: str) -> None:
+def test_invalid_key_is_named_with_expected_form_but_not_shown(keys: dict[str, bytes], words: str) -> None:
     sentence = broken(**keys)  # type: ignore[arg-type]
     assert words in sentence
     assert "of its Secret: expected " in sentence
@@ -94,14 +94,14 @@ def test_what_it_cannot_is_named_with_what_to_do_and_nothing_of_it_is_shown(keys
         assert not [line for line in value.decode().splitlines() if line in sentence]
 
 
-def test_the_former_ones_are_kept_together_and_only_where_the_new_ones_cannot_be_used() -> None:
+def test_usable_former_keys_replace_only_unusable_new_keys() -> None:
     former = cluster(sa_key=pem(RSA), ca_crt=b"garbage", signing_ca_crt=ONE.certificate, signing_ca_key=ONE.key)
     misfit = {"signing_ca_crt": ONE.certificate, "signing_ca_key": OTHER.key}
-    told = cluster(sa_key=pem(EC), ca_crt=b"other", new=b"new", **misfit)
-    credentials, (sentence,) = usable_keys(told, former=former)
+    desired = cluster(sa_key=pem(EC), ca_crt=b"other", new=b"new", **misfit)
+    credentials, (sentence,) = usable_keys(desired, former=former)
     assert credentials == {
         "sa.key": pem(EC),
-        "ca.crt": b"other",  # no better one was there: the instance tells of it
+        "ca.crt": b"other",  # the former ca.crt is unusable too, so the instance reports it
         "signing-ca.crt": ONE.certificate,
         "signing-ca.key": ONE.key,
         "new": b"new",
@@ -109,11 +109,11 @@ def test_the_former_ones_are_kept_together_and_only_where_the_new_ones_cannot_be
     assert "signing-ca.crt and signing-ca.key" in sentence
 
 
-def test_what_nothing_read_before_is_kept_only_where_it_can_be_used() -> None:
-    for value, (kept, sentences) in {pem(RSA): (pem(RSA), 1), b"garbage": (b"other", 0)}.items():
+def test_former_key_unused_by_a_scheduler_is_kept_only_if_usable() -> None:
+    for value, (sa_key, error_count) in {pem(RSA): (pem(RSA), 1), b"garbage": (b"other", 0)}.items():
         former = cluster(services="Scheduler", sa_key=value)
-        credentials, told = usable_keys(cluster(services="Controllers,Scheduler", sa_key=b"other"), former=former)
-        assert (credentials["sa.key"], len(told)) == (kept, sentences)
+        credentials, errors = usable_keys(cluster(services="Controllers,Scheduler", sa_key=b"other"), former=former)
+        assert (credentials["sa.key"], len(errors)) == (sa_key, error_count)
 
 
 def wrapped(der: bytes) -> bytes:
@@ -121,6 +121,6 @@ def wrapped(der: bytes) -> bytes:
 
 
 @given(st.binary() | st.binary().map(wrapped))
-def test_any_bytes_are_told_in_the_same_words(content: bytes) -> None:
-    found = {broken(sa_key=content or b"-"), broken(signing_ca_crt=ONE.certificate, signing_ca_key=content or b"-")}
-    assert found == {broken(sa_key=b"x"), broken(signing_ca_crt=ONE.certificate, signing_ca_key=b"x")}
+def test_error_for_any_bytes_has_the_same_words(content: bytes) -> None:
+    errors = {broken(sa_key=content or b"-"), broken(signing_ca_crt=ONE.certificate, signing_ca_key=content or b"-")}
+    assert errors == {broken(sa_key=b"x"), broken(signing_ca_crt=ONE.certificate, signing_ca_key=b"x")}

@@ -1,4 +1,4 @@
-"""Who has no part in a fleet and works on a control plane all the same: the Lease there keeps two from writing."""
+"""The Lease in a control plane keeps instances and programs outside the fleet from writing at the same time."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm"), pytest.ma
 Eventually = Callable[..., Any]
 
 _PATIENCE = 120.0
-"""On a machine that does other things too."""
+"""Timeout of each wait, long enough for a busy machine."""
 
 
 class Scene:
-    """Control plane `two`, mcm, and a kube-controller-manager that somebody starts by hand."""
+    """Control plane `two`, mcm, and a kube-controller-manager that is started by hand."""
 
     def __init__(
         self, directory: Path, *, prefix: str, fleet: Any, tenant: Any, mcm: Any, binaries: Any, eventually: Eventually
@@ -39,7 +39,7 @@ class Scene:
         self.tenant = tenant
         self.mcm = mcm
         self.host = f"{socket.gethostname()}_"
-        """How the names of all holders on this machine begin."""
+        """Prefix of the identities of all holders on this machine."""
         self._directory = directory
         self._prefix = prefix
         self._binaries = binaries
@@ -50,11 +50,11 @@ class Scene:
         return name
 
     async def works(self, stem: str) -> str:
-        """Wait until the instance of a registration has written; returns its name as a writer."""
+        """Wait until the instance of a registration has written. Returns the name of this writer."""
 
         def pid() -> Any:
-            found = self.mcm.clusters().get(self.fleet.name(stem), {})
-            return found.get("pid") if found.get("state") == "Ready" else None
+            cluster = self.mcm.clusters().get(self.fleet.name(stem), {})
+            return cluster.get("pid") if cluster.get("state") == "Ready" else None
 
         number = await self._eventually(lambda: asyncio.to_thread(pid), timeout=_PATIENCE)
         return await self.writes(f"mcm.{number}")
@@ -64,19 +64,19 @@ class Scene:
         return writer
 
     async def waits(self, stem: str, *, holder: str) -> None:
-        """Wait until a registration tells who is in the way of its instance, and what to do about that."""
+        """Wait until a registration names the holder of the Lease and the remedy."""
 
         async def condition() -> dict[str, Any]:
-            found = await self.fleet.condition(stem)
-            return found if found.get("reason") == "ForeignControllerManager" else {}
+            running = await self.fleet.condition(stem)
+            return running if running.get("reason") == "ForeignControllerManager" else {}
 
-        found = await self._eventually(condition, lambda found: holder in found.get("message", ""), timeout=_PATIENCE)
-        assert "holds the Lease kube-system/kube-controller-manager; stop it" in found["message"]
-        assert found["status"] == "False"
+        running = await self._eventually(condition, lambda found: holder in found.get("message", ""), timeout=_PATIENCE)
+        assert "holds the Lease kube-system/kube-controller-manager; stop it" in running["message"]
+        assert running["status"] == "False"
 
     @contextlib.contextmanager
     def started_by_hand(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Run one with leader election, as it is by default, but with shorter waits."""
+        """Run kube-controller-manager with leader election, as by default, but with shorter waits."""
         directory = self._directory / "by-hand"
         program = signing_program(directory, name=f"{self._prefix}.hand", binaries=self._binaries)
         kubeconfig = directory / "kubeconfig"
@@ -94,7 +94,7 @@ class Scene:
             process.wait()
 
     async def is_refused(self) -> None:
-        """Wait until the one that was started by hand has found the Lease taken, some times."""
+        """Wait until the program that was started by hand has found the Lease taken several times."""
         log = self._directory / "by-hand" / "log"
         await self._eventually(lambda: log.read_text().count("Lease is held by") > 2, timeout=_PATIENCE)
 
@@ -102,11 +102,11 @@ class Scene:
         return spans(self.tenant.audit, prefix=self._prefix)
 
     def alone(self, *writers: str) -> None:
-        """Assert that these have written, one after the other, and nobody else."""
-        found = self.spans()
-        assert [span.writer for span in found] == list(writers)
-        for before, after in itertools.pairwise(found):
-            assert before.ended < after.began, found
+        """Assert that exactly `writers` have written, in this order and without overlap."""
+        writes = self.spans()
+        assert [span.writer for span in writes] == list(writers)
+        for before, after in itertools.pairwise(writes):
+            assert before.ended < after.began, writes
 
 
 @pytest.fixture
@@ -122,8 +122,8 @@ def scene(
 
 
 @pytest.mark.slow
-async def test_a_second_registration_and_a_program_started_by_hand_wait_for_the_lease(scene: Scene) -> None:
-    """The operator refuses such a registration; this one was resolved all the same."""
+async def test_second_registration_and_manual_program_wait_for_the_lease(scene: Scene) -> None:
+    """The operator would refuse the second registration. The test resolves it without the operator."""
     scene.mcm.start()
     async with kept_busy(scene.tenant.config, name=scene.fleet.namespace):
         await scene.register("first")
@@ -144,10 +144,10 @@ async def test_a_second_registration_and_a_program_started_by_hand_wait_for_the_
 
 
 @pytest.mark.slow
-async def test_an_mcm_that_hangs_loses_its_instance_before_a_program_started_by_hand_begins(
+async def test_hung_mcm_loses_its_instance_before_a_manual_program_writes(
     scene: Scene,
 ) -> None:
-    """This mcm has no shard Leases. When it goes on, it makes way."""
+    """This mcm has no shard Leases. When its process continues, it waits until the Lease is free."""
     scene.mcm.start()
     async with kept_busy(scene.tenant.config, name=scene.fleet.namespace):
         await scene.register("first")
@@ -166,7 +166,7 @@ async def test_an_mcm_that_hangs_loses_its_instance_before_a_program_started_by_
 
 
 @pytest.mark.parametrize("program", ["kube-controller-manager", "kube-scheduler"])
-async def test_the_role_that_kubernetes_has_for_a_program_is_enough_for_its_lease(tenants: Any, program: str) -> None:
+async def test_default_role_of_a_program_suffices_for_its_lease(tenants: Any, program: str) -> None:
     tenant = tenants["two"]
     holder = Holder(name="mcm-0", fleet=None, uid=lambda _: None)
 
@@ -175,15 +175,15 @@ async def test_the_role_that_kubernetes_has_for_a_program_is_enough_for_its_leas
         config = ClusterConfig.from_kubeconfig(tenant.kubeconfig(user=user))
         lease = TenantLease(Cluster("a", config=config), program=program, holder=holder)
         async with contextlib.aclosing(lease):
-            for _ in range(2):  # it is taken, and renewed
-                found = await lease.look(config)
-            yield found
+            for _ in range(2):  # acquire the Lease, then renew it
+                reason = await lease.look(config)
+            yield reason
 
-    for _ in range(2):  # it is made, and taken when it was released
-        async with looks(f"system:{program}") as found:
-            assert found is None
-    async with looks("jane") as found:
-        assert found is not None
-        assert found.reason is Reason.CANNOT_START
-        assert f"failed to hold the Lease kube-system/{program}" in found.message
-        assert "allow the identity in its Secret to get, create and update this Lease" in found.message
+    for _ in range(2):  # create the Lease, then acquire it after its release
+        async with looks(f"system:{program}") as reason:
+            assert reason is None
+    async with looks("jane") as reason:
+        assert reason is not None
+        assert reason.reason is Reason.CANNOT_START
+        assert f"failed to hold the Lease kube-system/{program}" in reason.message
+        assert "allow the identity in its Secret to get, create and update this Lease" in reason.message

@@ -1,4 +1,4 @@
-"""Files of instances that have ended, also where they cannot be removed."""
+"""Files of instances that have ended, also if they cannot be removed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def left_by_a_former_run(directory: Path, *names: str) -> list[Path]:
     return keys
 
 
-async def test_what_an_earlier_run_left_is_removed(tmp_path: Path) -> None:
+async def test_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
     [key] = left_by_a_former_run(tmp_path / "state", "kcm-a")
     async with ProcessRuntime(tmp_path / "state", programs=[tmp_path]) as runtime:
         await Leftovers(runtime).remove_former()
@@ -67,7 +67,7 @@ async def test_what_an_earlier_run_left_is_removed(tmp_path: Path) -> None:
     assert not key.parent.parent.exists()
 
 
-async def test_one_leftover_that_cannot_be_removed_holds_up_no_other_and_is_retried(
+async def test_undeletable_leftover_delays_no_other_and_is_retried(
     tmp_path: Path, undeletable: set[str], eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = left_by_a_former_run(tmp_path / "state", "kcm-a", "kcm-b")
@@ -83,7 +83,7 @@ async def test_one_leftover_that_cannot_be_removed_holds_up_no_other_and_is_retr
             assert not runtime.names()
 
 
-async def test_what_has_an_instance_by_now_is_left_to_it(
+async def test_leftover_that_is_in_use_again_is_kept(
     world: World, undeletable: set[str], eventually: Eventually
 ) -> None:
     leftovers, name = Leftovers(world.runtime), component_name("a")
@@ -100,17 +100,17 @@ async def test_what_has_an_instance_by_now_is_left_to_it(
     assert not world.runtime.names()
 
 
-async def test_an_instance_whose_files_cannot_be_removed_ends_and_that_is_told(
+async def test_instance_with_undeletable_files_ends_and_is_reported(
     world: World, undeletable: set[str], eventually: Eventually
 ) -> None:
-    """Whoever waits for its end, as a shard does that moves, goes on."""
+    """The removal of the cluster returns, so that the move of a shard, which waits for it, goes on."""
     await world.clusters.add_or_replace(cluster("a"))
     pid = await eventually(lambda: world.pid("a"))
     undeletable.add(component_name("a"))
     async with asyncio.timeout(30.0):
         await world.clusters.remove("a")
     assert not alive(pid)
-    assert [what for what, _ in world.observer.told][-2:] == ["StopFailed", "ended"]
+    assert [report for report, _ in world.observer.told][-2:] == ["StopFailed", "ended"]
     assert world.file("a", "token").exists()
     undeletable.clear()
     async with running(world.instances._leftovers):

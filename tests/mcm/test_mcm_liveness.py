@@ -1,4 +1,4 @@
-"""Instances that run and do not answer any more."""
+"""Instances that run but do not answer their health check."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ server.serve_forever()
 
 
 class World:
-    """One instance, which is healthy until `broken` is there and after each of its starts, and its API server."""
+    """An instance and its API server. The instance is healthy after each start, until the file `broken` exists."""
 
     def __init__(self, runtime: ProcessRuntime, *, hung: float, flags: tuple[str, ...]) -> None:
         pace = GatePace(
@@ -77,13 +77,13 @@ class World:
         """Whether the API server does not answer."""
         self.looks = 0
         self.written = asyncio.Event()
-        """Cleared: a webhook holds up each write of the Lease."""
+        """While it is cleared, a webhook holds up each write of the Lease."""
         self.written.set()
 
     @property
     def summary(self) -> ClusterSummary:
-        [found] = Overview(self.clusters, instances=self.instances).summaries()
-        return found
+        [summary] = Overview(self.clusters, instances=self.instances).summaries()
+        return summary
 
     @property
     def phase(self) -> Phase:
@@ -101,7 +101,7 @@ class World:
 
 @pytest.fixture
 def world_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Eventually) -> Callable[..., Any]:
-    """`async with world_of(hung=SECONDS) as world`: its instance is ready."""
+    """`async with world_of(hung=SECONDS) as world` runs a world whose instance is ready."""
     (tmp_path / "health.py").write_text(HEALTH)
     program(tmp_path, f'exec {sys.executable} {tmp_path / "health.py"} "$@"')
 
@@ -126,7 +126,7 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def test_an_instance_that_hangs_is_started_again_and_that_is_told(world_of: Any, eventually: Eventually) -> None:
+async def test_hung_instance_is_restarted_and_reported(world_of: Any, eventually: Eventually) -> None:
     async with world_of(hung=0.2) as world:
         pid, began = world.summary.pid, now()
         world.broken.touch()
@@ -135,13 +135,13 @@ async def test_an_instance_that_hangs_is_started_again_and_that_is_told(world_of
         await eventually(lambda: world.phase is Phase.READY)
         assert world.summary.pid != pid
         assert world.summary.restarts == 1
-        told = [
+        messages = [
             call.kwargs["message"] for call in world.observer.update.call_args_list if call.args[1] is Reason.KILLED
         ]
-        assert told[0].startswith("it did not answer its health check for ")
+        assert messages[0].startswith("it did not answer its health check for ")
 
 
-async def test_an_instance_that_hangs_is_killed_and_started_again_in_one_turn(
+async def test_hung_instance_is_killed_and_restarted_in_one_turn(
     world_of: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with world_of(hung=0.1) as world:
@@ -153,9 +153,7 @@ async def test_an_instance_that_hangs_is_killed_and_started_again_in_one_turn(
         assert world.summary.pid != pid
 
 
-async def test_an_instance_that_is_well_again_when_its_turn_comes_is_not_ended(
-    world_of: Any, eventually: Eventually
-) -> None:
+async def test_instance_that_recovers_before_its_turn_is_not_killed(world_of: Any, eventually: Eventually) -> None:
     async with world_of(hung=0.1) as world:
         pid, over = world.summary.pid, asyncio.Event()
         async with world.budget.turn(over=over):
@@ -169,9 +167,7 @@ async def test_an_instance_that_is_well_again_when_its_turn_comes_is_not_ended(
         assert (world.summary.pid, world.summary.exits) == (pid, {})
 
 
-async def test_the_lease_of_an_instance_is_renewed_while_it_waits_for_its_turn_to_be_ended(
-    world_of: Any, eventually: Eventually
-) -> None:
+async def test_lease_of_a_hung_instance_is_renewed_until_its_turn(world_of: Any, eventually: Eventually) -> None:
     async with world_of(hung=0.1) as world:
         over = asyncio.Event()
         async with world.budget.turn(over=over):
@@ -197,9 +193,7 @@ async def test_hung_instance_is_ended_while_a_webhook_holds_up_its_lease(world_o
         await eventually(lambda: world.summary.exits == {"Killed": 1})
 
 
-async def test_no_instance_is_ended_for_its_health_while_its_api_server_is_away(
-    world_of: Any, eventually: Eventually
-) -> None:
+async def test_hung_instance_is_kept_while_its_api_server_is_away(world_of: Any, eventually: Eventually) -> None:
     async with world_of(hung=0.2) as world:
         pid, world.away = world.summary.pid, True
         looks = world.looks
@@ -214,9 +208,7 @@ async def test_no_instance_is_ended_for_its_health_while_its_api_server_is_away(
         assert now() - began >= 0.2
 
 
-async def test_no_instance_is_ended_whose_api_server_is_silent_when_its_turn_comes(
-    world_of: Any, eventually: Eventually
-) -> None:
+async def test_hung_instance_is_kept_if_api_server_is_silent_at_its_turn(world_of: Any, eventually: Eventually) -> None:
     async with world_of(hung=0.1) as world:
         pid, over = world.summary.pid, asyncio.Event()
         async with world.budget.turn(over=over):
@@ -230,8 +222,8 @@ async def test_no_instance_is_ended_whose_api_server_is_silent_when_its_turn_com
 
 
 @pytest.mark.parametrize(("failing", "ended_after"), [(20, 90.0), (8, 110.0), (3, 250.0), (2, None)])
-async def test_the_time_in_which_an_api_server_answers_adds_up(failing: int, ended_after: float | None) -> None:
-    """Of each so many looks the last one fails: the time between two counts where both were answered."""
+async def test_hung_time_counts_only_while_the_api_server_answers(failing: int, ended_after: float | None) -> None:
+    """In each group of `failing` looks, the last look fails. Time counts between two answered looks."""
     liveness, instance, clock = hanging()
     for look in range(1, 200):
         await liveness.review(answered=look % failing != 0, look=answers)
@@ -241,7 +233,7 @@ async def test_the_time_in_which_an_api_server_answers_adds_up(failing: int, end
     assert (clock[0] - instance.unready_since if instance.end_hung.await_count else None) == ended_after
 
 
-async def test_what_was_unready_and_came_back_has_all_the_time_again() -> None:
+async def test_hung_time_starts_again_after_a_recovery() -> None:
     liveness, instance, clock = hanging()
     for _ in range(9):
         await liveness.review(answered=True, look=answers)
@@ -252,7 +244,7 @@ async def test_what_was_unready_and_came_back_has_all_the_time_again() -> None:
 
 
 def hanging() -> tuple[Liveness, Any, list[float]]:
-    """What looks at an instance that is unready from now on, the instance, and the clock."""
+    """Return a Liveness, its instance, which is unready from now on, and the clock."""
     clock = [1000.0]
     instance = create_autospec(Instance, instance=True, unready_since=clock[0])
     instance.end_hung.return_value = True
@@ -263,7 +255,7 @@ async def answers() -> bool:
     return True
 
 
-async def test_an_instance_that_hangs_again_and_again_is_given_more_time() -> None:
+async def test_allowed_hung_time_grows_with_repeated_hangs() -> None:
     liveness, instance, clock = hanging()
 
     async def ended_after() -> float:

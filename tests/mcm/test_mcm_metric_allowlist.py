@@ -1,4 +1,4 @@
-"""Of the thousands of series of an instance a fixed set is passed on."""
+"""mcm passes on a fixed set of the thousands of series of an instance."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ rest_client_requests_total{code="<error>",host="h",method="GET"} 6
 
 
 @given(st.text())
-def test_any_text_comes_to_series_of_the_list(text: str) -> None:
+def test_any_text_gives_only_allowed_series(text: str) -> None:
     assert {name for name, _ in allowed_values(text.splitlines())} <= SERIES.keys()
 
 
 @given(st.text(alphabet='{}",\\= ax1#\t'))
-def test_what_looks_like_a_sample_ends_in_time(text: str) -> None:
-    found = list(read_samples(["x{" + text * 50, "x{" + 'a="b",' * 5000 + text, "good 1"]))
-    assert {sample.name for sample in found[:-1]} <= {"x"}
-    assert (found[-1].name, found[-1].value) == ("good", "1")
+def test_sample_after_malformed_samples_is_read(text: str) -> None:
+    samples = list(read_samples(["x{" + text * 50, "x{" + 'a="b",' * 5000 + text, "good 1"]))
+    assert {sample.name for sample in samples[:-1]} <= {"x"}
+    assert (samples[-1].name, samples[-1].value) == ("good", "1")
 
 
-def test_values_are_summed_over_queues_and_verbs_and_codes_by_their_class() -> None:
+def test_values_are_aggregated_over_queues_verbs_and_code_classes() -> None:
     assert allowed_values(TEXT) == {
         ("process_cpu_seconds_total", ()): 1.5,
         ("workqueue_depth", ()): 5.0,
@@ -58,13 +58,13 @@ def test_values_are_summed_over_queues_and_verbs_and_codes_by_their_class() -> N
     }
 
 
-def test_a_tenant_cannot_add_series() -> None:
+def test_tenant_cannot_add_series() -> None:
     lines = [f'rest_client_requests_total{{code="{code}",host="h{code}"}} 1' for code in range(100, 5000)]
     lines += [f'workqueue_depth{{name="q{number}"}} 1' for number in range(10_000)]
     lines += [f'scheduler_pending_pods{{queue="q{number}"}} 1' for number in range(1000)]
     lines += [f'scheduler_schedule_attempts_total{{profile="p{number}",result="error"}} 1' for number in range(1000)]
     lines += ["workqueue_depth NaN", "workqueue_depth +Inf", "workqueue_depth x", "process_open_fds_2 1"]
-    found = allowed_values(lines)
-    assert len(found) <= 12
-    assert found["workqueue_depth", ()] == 10_000.0
-    assert found["scheduler_schedule_attempts_total", (("result", "error"),)] == 1000.0
+    values = allowed_values(lines)
+    assert len(values) <= 12
+    assert values["workqueue_depth", ()] == 10_000.0
+    assert values["scheduler_schedule_attempts_total", (("result", "error"),)] == 1000.0

@@ -1,4 +1,4 @@
-"""Control planes whose API server lets an instance start and then harms it: others do not notice."""
+"""API servers that let their instance start and then harm it. Instances of other control planes are unaffected."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def garbage(writer: asyncio.StreamWriter) -> None:
 
 
 async def flood(writer: asyncio.StreamWriter) -> None:
-    """Some 40 MB in a second, which nobody who reads it all can hold for long."""
+    """Send about 40 MB a second, more than a reader can hold in memory for long."""
     writer.write(_HEAD + b"Connection: close\r\n\r\n")
     while True:
         writer.write(b'{"items":[' + b" " * (2 << 20))
@@ -47,7 +47,10 @@ async def flood(writer: asyncio.StreamWriter) -> None:
 
 @contextlib.asynccontextmanager
 async def misbehaving(directory: Path, answer: Answer) -> AsyncIterator[tuple[str, bytes]]:
-    """Address and kubeconfig of an API server that is healthy, takes any Lease, and answers everything else so."""
+    """Serve an API server that is healthy, accepts any Lease, and answers other requests with `answer`.
+
+    Yields its address and its kubeconfig.
+    """
     authority = create_authority("misbehaving")
     pair = issue_serving(authority, common_name="misbehaving", hosts=("127.0.0.1",))
     file = directory / f"{answer.__name__}.pem"
@@ -99,33 +102,33 @@ async def misbehaving(directory: Path, answer: Answer) -> AsyncIterator[tuple[st
 
 
 @pytest.mark.timeout(420)
-async def test_api_servers_that_harm_their_instance_harm_no_other(
+async def test_harmful_api_server_affects_only_its_own_instance(
     mcm: Any, fleet: Any, tenants: Any, eventually: Eventually, tmp_path: Path
 ) -> None:
     mcm.start(f"--instance-memory-mib={_CEILING_MIB}")
     answers = (hang, garbage, flood)
     async with contextlib.AsyncExitStack() as stack, Client(tenants["one"].config, field_manager="kplane") as one:
-        good = await fleet.register("good", tenants["one"].controllers_secret(), server=tenants["one"].server)
+        good_name = await fleet.register("good", tenants["one"].controllers_secret(), server=tenants["one"].server)
 
         async def summary(name: str) -> dict[str, Any]:
-            found: dict[str, Any] = (await asyncio.to_thread(mcm.clusters)).get(name, {})
-            return found
+            cluster: dict[str, Any] = (await asyncio.to_thread(mcm.clusters)).get(name, {})
+            return cluster
 
-        before = await eventually(lambda: summary(good), lambda found: found.get("state") == "Ready")
-        bad: dict[Answer, str] = {}
+        before = await eventually(lambda: summary(good_name), lambda found: found.get("state") == "Ready")
+        bad_names: dict[Answer, str] = {}
         for answer in answers:
             address, kubeconfig = await stack.enter_async_context(misbehaving(tmp_path, answer))
             keys = {"kubeconfig": kubeconfig, "ca.crt": tenants["one"].authorities.serving.certificate}
-            bad[answer] = await fleet.register(answer.__name__, keys, server=address)
+            bad_names[answer] = await fleet.register(answer.__name__, keys, server=address)
 
-        # Each is told for what it is.
-        await eventually(lambda: summary(bad[flood]), lambda found: found.get("exits", {}).get("OutOfMemory"))
-        await eventually(lambda: summary(bad[garbage]), lambda found: sum(found.get("exits", {}).values()))
-        assert (await summary(bad[hang]))["state"] != "Ready"
+        # The summaries show the harm of each API server.
+        await eventually(lambda: summary(bad_names[flood]), lambda found: found.get("exits", {}).get("OutOfMemory"))
+        await eventually(lambda: summary(bad_names[garbage]), lambda found: sum(found.get("exits", {}).values()))
+        assert (await summary(bad_names[hang]))["state"] != "Ready"
 
-        # And the others work, with the same process, as does mcm.
+        # The good instance works with the same process, and mcm stays ready.
         await works(one, eventually)
-        after = await summary(good)
+        after = await summary(good_name)
         assert (after["state"], after["pid"], after["restarts"]) == ("Ready", before["pid"], before["restarts"])
         assert (await asyncio.to_thread(mcm.get, "/readyz"))[0] == 200
         peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{mcm.process.pid}/status").read_text())

@@ -1,4 +1,4 @@
-"""Who serves one mode and who serves the other take turns at a registration, on a real API server."""
+"""Shared and dedicated mcm take turns at a registration, on a real API server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHARED, DEDICATED = RegistrationMode.SHARED, RegistrationMode.DEDICATED
 
 
 class Meddled(Client):
-    """A client before whose next write somebody else writes, or whose writes are refused."""
+    """A client that calls `meddle` before its next write, and whose writes fail with `fault`."""
 
     meddle: Callable[[], Any] | None = None
     fault: Exception | None = None
@@ -43,14 +43,14 @@ class Meddled(Client):
 
 
 class Table:
-    """One registration, and those of both modes who tell it of their instances."""
+    """A registration, and reporters of both modes."""
 
     def __init__(self, admin: Client, client: Meddled) -> None:
         self.admin = admin
         self.client = client
         self.name = f"mode-{uuid.uuid4().hex[:10]}"
         self.view: Mapping[str, Any] | None = None
-        """The registration as the watch told of it last."""
+        """The registration as last seen by the watch."""
 
     @property
     def cluster(self) -> Cluster:
@@ -61,12 +61,12 @@ class Table:
         return StatusReporter(self.client, registration=lambda _: self.view, mode=mode, **options)
 
     async def resolve(self, **status: Any) -> None:
-        """Write what the operator would."""
+        """Write the status as the operator does."""
         body = {"status": {"ready": True, "controlPlaneUID": UID, **status}}
         await self.admin.patch(REGISTRATIONS, self.name, body, subresource="status")
 
     async def look(self) -> dict[str, Any]:
-        """Have the watch tell how it is now; what its status says."""
+        """Update the view of the watch. Returns the status of the registration."""
         self.view = await self.admin.get(REGISTRATIONS, self.name)
         status: dict[str, Any] = self.view["status"]
         return status
@@ -78,19 +78,19 @@ async def table(api_server: Any) -> AsyncIterator[Table]:
         Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as admin,
         Meddled(ClusterConfig.load(api_server.mcm_kubeconfig), field_manager="kplane") as client,
     ):
-        made = Table(admin, client)
-        spec = {"controlPlaneRef": {"name": made.name}, "services": ["Controllers"]}
-        await admin.create(REGISTRATIONS, {"metadata": {"name": made.name}, "spec": spec})
-        await made.resolve(mode="Shared")
-        await made.look()
+        table = Table(admin, client)
+        spec = {"controlPlaneRef": {"name": table.name}, "services": ["Controllers"]}
+        await admin.create(REGISTRATIONS, {"metadata": {"name": table.name}, "spec": spec})
+        await table.resolve(mode="Shared")
+        await table.look()
         try:
-            yield made
+            yield table
         finally:
-            await admin.delete(REGISTRATIONS, made.name)
+            await admin.delete(REGISTRATIONS, table.name)
 
 
-async def test_an_apply_to_a_status_is_refused_where_it_names_a_version_that_is_over(table: Table) -> None:
-    """What the turns rely on: an apply asks the API server to compare, though it may be forced."""
+async def test_status_apply_with_an_old_resource_version_is_refused(table: Table) -> None:
+    """The turns rely on this: the API server compares resource versions even in a forced apply."""
     before = await table.admin.get(REGISTRATIONS, table.name)
     await table.resolve(mode="Dedicated")
     version = before["metadata"]["resourceVersion"]
@@ -107,7 +107,7 @@ async def test_an_apply_to_a_status_is_refused_where_it_names_a_version_that_is_
     assert (await table.look())["instance"] == {"controlPlaneUID": UID}
 
 
-async def test_each_takes_its_turn_when_the_other_has_ended(table: Table) -> None:
+async def test_each_mode_announces_only_after_the_end_of_the_other(table: Table) -> None:
     shared, dedicated = table.reports(SHARED), table.reports(DEDICATED)
     await shared.announce(table.cluster)
     assert (await table.look())["instance"] == INSTANCE
@@ -137,8 +137,8 @@ async def test_each_takes_its_turn_when_the_other_has_ended(table: Table) -> Non
 
 
 @pytest.mark.parametrize("first", [SHARED, DEDICATED])
-async def test_of_two_who_announce_at_once_the_second_one_sees_the_first(table: Table, first: RegistrationMode) -> None:
-    """Neither watch has told of anything yet, and both believe that it is their turn."""
+async def test_second_of_two_concurrent_announcements_is_refused(table: Table, first: RegistrationMode) -> None:
+    """Both watches are behind, so both reporters expect their turn."""
     second = DEDICATED if first is SHARED else SHARED
     stale = {
         mode: {**(table.view or {}), "status": {**(table.view or {})["status"], "mode": mode}}
@@ -149,7 +149,7 @@ async def test_of_two_who_announce_at_once_the_second_one_sees_the_first(table: 
     await table.resolve(mode=second)
 
     async def meddle() -> None:
-        # That one believes that the mode is its own: it loses its instance, but not before it has said so.
+        # The first reporter still sees its own mode, and keeps its instance until it has reported the end.
         await table.resolve(mode=first)
         await theirs.announce(table.cluster)
 
@@ -161,7 +161,7 @@ async def test_of_two_who_announce_at_once_the_second_one_sees_the_first(table: 
     assert instance.get("mode", SHARED) == first
 
 
-async def test_what_the_operator_writes_meanwhile_is_no_obstacle(table: Table) -> None:
+async def test_concurrent_write_of_the_operator_does_not_fail_a_report(table: Table) -> None:
     table.client.meddle = lambda: table.resolve(mode="Shared", version="v1.36.1")
     reports = table.reports(SHARED)
     await reports.announce(table.cluster)
@@ -171,7 +171,7 @@ async def test_what_the_operator_writes_meanwhile_is_no_obstacle(table: Table) -
     assert "instance" not in await table.look()
 
 
-async def test_one_that_has_to_announce_does_not_start_where_it_cannot(table: Table, eventually: Eventually) -> None:
+async def test_required_announcement_raises_when_it_is_refused(table: Table, eventually: Eventually) -> None:
     await table.resolve(mode="Dedicated")
     await table.look()
     table.client.fault = Forbidden(403, "Forbidden", "somebody's policy says no")
@@ -184,8 +184,8 @@ async def test_one_that_has_to_announce_does_not_start_where_it_cannot(table: Ta
     assert (await table.look())["instance"]["mode"] == "Dedicated"
 
 
-async def test_leftovers_are_told_of_by_who_serves_their_mode(table: Table, eventually: Eventually) -> None:
-    """By the next run of it: also where the registration has another mode by then."""
+async def test_end_of_a_leftover_is_reported_by_the_mcm_of_its_mode(table: Table, eventually: Eventually) -> None:
+    """The next run of that mcm reports it, even if the registration has another mode by then."""
     await table.resolve(mode="Dedicated")
     await table.look()
     await table.reports(DEDICATED).announce(table.cluster)
@@ -199,17 +199,17 @@ async def test_leftovers_are_told_of_by_who_serves_their_mode(table: Table, even
         assert (await table.look()).get("instance") == instance
 
 
-async def test_what_an_earlier_run_said_is_said_anew_before_the_next_instance(table: Table) -> None:
-    """Its announcement may be taken back by whoever ended it, and the watch not have told of that yet."""
+async def test_announcement_is_written_again_for_the_next_instance(table: Table) -> None:
+    """The run that ended the instance may have removed the announcement, and the watch may be behind."""
     await table.reports(SHARED).announce(table.cluster)
     await table.look()
-    ended = table.reports(SHARED)
-    await ended.end(table.name)
+    ending_run = table.reports(SHARED)
+    await ending_run.end(table.name)
     await table.reports(SHARED).announce(table.cluster)
     assert (await table.look())["instance"] == INSTANCE
 
 
-async def test_nothing_is_said_over_the_instance_of_the_other(table: Table) -> None:
+async def test_report_for_the_instance_of_the_other_mode_is_kept(table: Table) -> None:
     await table.resolve(mode="Dedicated")
     await table.look()
     await table.reports(DEDICATED).announce(table.cluster)

@@ -1,4 +1,4 @@
-"""Of several clusters with one API server the oldest has an instance, in whatever order they come and go."""
+"""Of several clusters with the same API server only the oldest has an instance, in any order of changes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ AGES = {
     "d": ("2026-01-03", "2"),
     "e": ("2026-01-01", "3"),
 }
-"""Of one second are b and e, and e has the smaller uid."""
+"""Creation time and uid by name. b and e are of the same second, and e has the smaller uid."""
 
 
 class Present:
-    """A fleet whose clusters end when `ended` says so; it notes how many each server has."""
+    """A fleet whose clusters end when `ended` is set. `most` is the highest number of clusters of a server."""
 
     def __init__(self) -> None:
         self.clusters: dict[str, Cluster] = {}
@@ -34,8 +34,8 @@ class Present:
 
     async def add_or_replace(self, cluster: Cluster) -> None:
         self.clusters[cluster.name] = cluster
-        servers = [each.config.server.rstrip("/").lower() for each in self.clusters.values()]
-        self.most = max(self.most, *(servers.count(each) for each in servers))
+        servers = [server.config.server.rstrip("/").lower() for server in self.clusters.values()]
+        self.most = max(self.most, *(servers.count(server) for server in servers))
 
     async def remove(self, name: str) -> None:
         if self.fails:
@@ -54,7 +54,7 @@ class Present:
 
 
 class Scripted:
-    """A provider that does what a test tells it."""
+    """A provider that runs the script of a test."""
 
     name = "scripted"
 
@@ -70,17 +70,17 @@ def cluster(name: str, server: str = "https://one") -> Cluster:
 
 
 async def played(script: Callable[[Fleet], object], fleet: Present) -> list[tuple[str, str]]:
-    """Run a script, and return who was refused and why."""
-    refused: list[tuple[str, str]] = []
+    """Run a script. Returns the refused clusters with the reasons."""
+    refusals: list[tuple[str, str]] = []
     provider = OnePerServerProvider(
-        Scripted(script), age=AGES.__getitem__, refused=lambda each, why: refused.append((each.name, why))
+        Scripted(script), age=AGES.__getitem__, refused=lambda each, why: refusals.append((each.name, why))
     )
     assert provider.name == "scripted"
     await provider.run(fleet)
-    return refused
+    return refusals
 
 
-async def test_the_oldest_one_has_it_and_the_next_one_follows() -> None:
+async def test_oldest_cluster_has_the_instance_and_the_next_follows() -> None:
     present = Present()
 
     async def script(fleet: Fleet) -> None:
@@ -88,7 +88,7 @@ async def test_the_oldest_one_has_it_and_the_next_one_follows() -> None:
         await fleet.add_or_replace(cluster("c", "https://ONE:443/"))
         await fleet.add_or_replace(cluster("d", "https://two"))
         assert present.names() == ["b", "d"]
-        # The provider finds what it told, and would not tell it again.
+        # The provider sees all clusters that it added, so it does not add them again.
         assert (fleet.names(), fleet.get("c").name) == (["b", "c", "d"], "c")
         await fleet.add_or_replace(cluster("a"))
         assert present.names() == ["a", "d"]
@@ -100,13 +100,13 @@ async def test_the_oldest_one_has_it_and_the_next_one_follows() -> None:
         await fleet.remove("unheard")
         assert present.names() == ["a", "d"]
 
-    why = "{}, which is older, has the API server at https://one:443; delete one of the two or correct its URL"
-    told = [("c", "b"), ("b", "a"), ("c", "a"), ("c", "b")]
-    assert await played(script, present) == [(name, why.format(holder)) for name, holder in told]
+    reason = "{}, which is older, has the API server at https://one:443; delete one of the two or correct its URL"
+    refusals = [("c", "b"), ("b", "a"), ("c", "a"), ("c", "b")]
+    assert await played(script, present) == [(name, reason.format(holder)) for name, holder in refusals]
     assert present.most == 1
 
 
-async def test_the_next_one_waits_for_the_end_of_the_former_one() -> None:
+async def test_next_cluster_waits_for_the_end_of_the_former_cluster() -> None:
     present = Present()
 
     async def script(fleet: Fleet) -> None:
@@ -126,7 +126,7 @@ async def test_the_next_one_waits_for_the_end_of_the_former_one() -> None:
     assert present.most == 1
 
 
-async def test_an_end_that_fails_is_tried_again_before_another_one_begins() -> None:
+async def test_failed_end_is_retried_before_the_next_cluster_begins() -> None:
     present = Present()
 
     async def script(fleet: Fleet) -> None:
@@ -144,7 +144,7 @@ async def test_an_end_that_fails_is_tried_again_before_another_one_begins() -> N
     await played(script, present)
 
 
-async def test_of_one_second_the_cluster_with_an_instance_keeps_it() -> None:
+async def test_cluster_with_an_instance_keeps_it_against_equal_age() -> None:
     present = Present()
 
     async def script(fleet: Fleet) -> None:
@@ -154,13 +154,13 @@ async def test_of_one_second_the_cluster_with_an_instance_keeps_it() -> None:
         await fleet.remove("b")
         assert present.names() == ["e"]
 
-    [(name, why)] = await played(script, present)
+    [(name, reason)] = await played(script, present)
     assert name == "e"
-    assert why.startswith("b, which was created in the same second and comes first, has the API server at ")
+    assert reason.startswith("b, which was created in the same second and comes first, has the API server at ")
 
 
 @pytest.mark.parametrize(("own", "foreign", "left"), [("b", "e", []), ("e", "b", ["e"])])
-async def test_of_one_second_the_uid_decides_between_two_mcm(
+async def test_uid_decides_between_two_mcm_at_equal_age(
     eventually: Callable[..., object], own: str, foreign: str, left: list[str]
 ) -> None:
     """Both mcm have to agree, and neither sees which cluster of the other has an instance."""
@@ -178,29 +178,31 @@ async def test_of_one_second_the_uid_decides_between_two_mcm(
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcde"), st.sampled_from([None, "https://one", "https://two"]))))
-async def test_any_order_ends_the_same_and_never_has_two(steps: list[tuple[str, str | None]]) -> None:
+async def test_any_order_of_steps_ends_with_the_oldest_cluster_alone(steps: list[tuple[str, str | None]]) -> None:
     present = Present()
-    wanted: dict[str, str] = {}
+    servers_by_name: dict[str, str] = {}
 
     async def script(fleet: Fleet) -> None:
         for name, server in steps:
             if server is None:
-                wanted.pop(name, None)
+                servers_by_name.pop(name, None)
                 await fleet.remove(name)
             else:
-                wanted[name] = server
+                servers_by_name[name] = server
                 await fleet.add_or_replace(cluster(name, server))
 
     await played(script, present)
-    servers = set(wanted.values())
-    oldest = {server: min(AGES[name][0] for name in wanted if wanted[name] == server) for server in servers}
-    assert {wanted[name]: AGES[name][0] for name in present.clusters} == oldest
+    servers = set(servers_by_name.values())
+    oldest = {
+        server: min(AGES[name][0] for name in servers_by_name if servers_by_name[name] == server) for server in servers
+    }
+    assert {servers_by_name[name]: AGES[name][0] for name in present.clusters} == oldest
     assert present.most <= 1
 
 
-async def test_an_older_cluster_of_another_mcm_has_its_server_too(eventually: Callable[..., object]) -> None:
-    """Only that mcm reads the credentials of such a cluster; here, its object counts."""
-    present, refused = Present(), []
+async def test_older_cluster_of_another_mcm_has_its_server(eventually: Callable[..., object]) -> None:
+    """Only the other mcm reads the credentials of such a cluster. This mcm reads only its object."""
+    present, refusals = Present(), []
     provider: OnePerServerProvider
 
     async def script(fleet: Fleet) -> None:
@@ -208,30 +210,30 @@ async def test_an_older_cluster_of_another_mcm_has_its_server_too(eventually: Ca
         await fleet.add_or_replace(cluster("b"))
         await fleet.add_or_replace(cluster("c", "https://two"))
         assert present.names() == ["c"]
-        assert refused == ["b"]
-        # It goes to another address, and comes back.
+        assert refusals == ["b"]
+        # The older cluster moves to another address and back.
         provider.note_elsewhere("a", "https://three")
         await eventually(lambda: present.names() == ["b", "c"])
         present.ended.clear()
         provider.note_elsewhere("a", "https://one")
         present.ended.set()
         await eventually(lambda: present.names() == ["c"])
-        assert refused == ["b", "b"]
-        # It becomes this mcm's own.
+        assert refusals == ["b", "b"]
+        # This mcm becomes the owner of the older cluster.
         provider.note_elsewhere("a", None)
         await fleet.add_or_replace(cluster("a"))
         await eventually(lambda: present.names() == ["a", "c"])
-        # And another one's again; until that is removed here, it has no instance.
+        # The other mcm owns the older cluster again. Before the removal here, no cluster of its server has an instance.
         provider.note_elsewhere("a", "https://one")
         await eventually(lambda: present.names() == ["c"])
         await fleet.remove("a")
-        # A younger one elsewhere is that mcm's matter.
+        # A younger cluster of another mcm does not count here.
         provider.note_elsewhere("a", None)
         provider.note_elsewhere("d", "https://one")
         await eventually(lambda: present.names() == ["b", "c"])
 
     provider = OnePerServerProvider(
-        Scripted(script), age=AGES.__getitem__, refused=lambda each, _why: refused.append(each.name)
+        Scripted(script), age=AGES.__getitem__, refused=lambda each, _why: refusals.append(each.name)
     )
     await provider.run(present)
     assert present.most == 1

@@ -1,4 +1,4 @@
-"""Two mcm whose selectors overlap: one runs the instance and reports it, the other one writes nothing."""
+"""Two mcm whose selectors overlap. The first mcm runs and reports the instance, and the second mcm does not write."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 Eventually = Callable[..., Any]
 _PATIENCE = 120.0
 _WATCH_SECONDS = 10.0
-"""Each mcm looks at the Lease once a second: time enough for many changes."""
+"""Time of observation. Each mcm looks at the Lease once a second, so many changes would be possible."""
 
 
-async def test_registration_does_not_change_while_a_second_mcm_starts_and_is_held(
+async def test_registration_does_not_change_while_a_second_mcm_is_held(
     mcm_of: Any, api_server: Any, fleet: Any, tenants: Any, eventually: Eventually
 ) -> None:
-    """The status is read from a watch, so that no change between two looks is missed."""
+    """The status is read from a watch, so that no change between two reads is missed."""
     tenant = tenants["one"]
     first, second = (mcm_of(api_server.mcm_kubeconfig, quick=True) for _ in range(2))
     name = await fleet.register("shared", tenant.controllers_secret(), server=tenant.server)
@@ -55,7 +55,7 @@ async def test_registration_does_not_change_while_a_second_mcm_starts_and_is_hel
         assert first.instances() == pids
         assert second.clusters()[name]["pid"] is None
         assert second.log.read_text().count("another mcm runs the instance") == 1
-        # The end of an mcm that has run nothing changes nothing.
+        # The end of an mcm without an instance does not change the status.
         second.end()
     finally:
         watching.cancel()
@@ -67,7 +67,7 @@ async def test_registration_does_not_change_while_a_second_mcm_starts_and_is_hel
 
 
 def report_of(registration: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The condition Running and `status.instance`."""
+    """Return the condition Running and `status.instance`."""
     status = registration["status"]
     running: dict[str, str] = next((item for item in status.get("conditions", ()) if item["type"] == "Running"), {})
     return running, status.get("instance")

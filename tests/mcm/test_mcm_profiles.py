@@ -1,4 +1,4 @@
-"""Which controllers a profile has, and that kube-controller-manager knows them all."""
+"""Controllers of each profile. kube-controller-manager has to know all of them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from kplane.workloads import ProgramFailed, run_program
 ALL_KEYS = ("ca.crt", "sa.key", "signing-ca.crt", "signing-ca.key")
 
 
-def test_each_profile_has_all_of_the_smaller_one() -> None:
+def test_each_profile_contains_the_smaller_profile() -> None:
     assert set(CORE) < set(NODELESS)
     assert controllers(ControllersProfile.CORE, keys=ALL_KEYS) == CORE
     assert controllers(ControllersProfile.NODELESS, keys=ALL_KEYS) == NODELESS
     assert controllers(ControllersProfile.FULL, keys=ALL_KEYS)[0] == "*"
 
 
-def test_nodeless_looks_after_no_nodes() -> None:
+def test_nodeless_profile_has_no_node_controllers() -> None:
     assert not [name for name in NODELESS if name.startswith(("node-", "taint-", "pod-garbage", "ttl-controller"))]
 
 
@@ -34,7 +34,7 @@ def test_nodeless_looks_after_no_nodes() -> None:
         ("ca.crt", "root-ca-certificate-publisher-controller"),
     ],
 )
-def test_a_controller_without_its_keys_is_left_out(missing: str, lacking: str) -> None:
+def test_controller_without_its_keys_is_left_out(missing: str, lacking: str) -> None:
     keys = [key for key in ALL_KEYS if key != missing]
     assert set(NODELESS) - set(controllers(ControllersProfile.NODELESS, keys=keys)) == {lacking}
     assert f"-{lacking}" in controllers(ControllersProfile.FULL, keys=keys)
@@ -43,13 +43,15 @@ def test_a_controller_without_its_keys_is_left_out(missing: str, lacking: str) -
 @pytest.mark.integration
 @pytest.mark.parametrize("profile", ControllersProfile)
 @pytest.mark.parametrize("keys", [ALL_KEYS, ()], ids=["all keys", "no keys"])
-async def test_kube_controller_manager_knows_every_name(
+async def test_kube_controller_manager_knows_every_controller(
     binaries: Any, tmp_path: Path, profile: ControllersProfile, keys: tuple[str, ...]
 ) -> None:
-    """It ends at the first name that it does not know, and names it: that has to be the one at the end."""
+    """The program ends at the first unknown name and prints it. That has to be the last name of the list."""
     names = [*controllers(profile, keys=keys), "not-a-controller"]
     program = binaries.path("kube-controller-manager")
     with pytest.raises(ProgramFailed) as failure:
         await run_program(program, ["--secure-port=0", f"--controllers={','.join(names)}"], timeout_seconds=30.0)
-    refused = re.findall(r'\\"([^"\\]+)\\" is not in the list of known controllers', failure.value.stderr.decode())
-    assert refused == ["not-a-controller"]
+    unknown_names = re.findall(
+        r'\\"([^"\\]+)\\" is not in the list of known controllers', failure.value.stderr.decode()
+    )
+    assert unknown_names == ["not-a-controller"]

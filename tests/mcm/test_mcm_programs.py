@@ -1,4 +1,4 @@
-"""Which of several versions an instance runs."""
+"""Choice of a program among several versions."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def cluster(version: str, name: str = "a") -> Cluster:
 
 
 def directory(root: Path, name: str, *, version: str) -> Path:
-    """A directory with a program of that version; `broken` is none."""
-    found = root / name
-    found.mkdir()
-    path = found / PROGRAM
-    # Started in earnest it waits, and its process has the name of the file.
+    """Make a directory with a program of this version. With version `broken`, the program fails."""
+    folder = root / name
+    folder.mkdir()
+    path = folder / PROGRAM
+    # Without --version the program waits, and its process has the name of the file.
     runs = f'[ "$1" = --version ] && echo Kubernetes {version} || exec -a "$0" sleep 1000'
     path.write_text(f"#!/bin/bash\n{runs if version != 'broken' else 'exit 1'}\n")
     path.chmod(0o700)
-    return found
+    return folder
 
 
 def programs(root: Path, versions: Mapping[str, str]) -> Programs:
@@ -57,41 +57,43 @@ SEVERAL = {"first": "v1.35.2", "old": "v1.34.9", "same": "v1.35.2", "patched": "
         ("1.38", "new", "v1.37.0"),
     ],
 )
-async def test_the_newest_that_fits_is_chosen(tmp_path: Path, server: str, chosen: str, version: str) -> None:
-    found = await programs(tmp_path, SEVERAL).choose(PROGRAM, cluster=cluster(server))
-    assert found == Build(str(tmp_path / chosen / PROGRAM), KubernetesVersion.parse(version))
+async def test_newest_version_within_skew_is_chosen(tmp_path: Path, server: str, chosen: str, version: str) -> None:
+    build = await programs(tmp_path, SEVERAL).choose(PROGRAM, cluster=cluster(server))
+    assert build == Build(str(tmp_path / chosen / PROGRAM), KubernetesVersion.parse(version))
 
 
-async def test_of_the_same_version_the_first_directory_counts(tmp_path: Path) -> None:
-    found = await programs(tmp_path, {"a": "v1.35.2", "b": "v1.35.2"}).choose(PROGRAM, cluster=cluster("1.35"))
-    assert found.program == str(tmp_path / "a" / PROGRAM)
+async def test_first_directory_is_chosen_for_equal_versions(tmp_path: Path) -> None:
+    build = await programs(tmp_path, {"a": "v1.35.2", "b": "v1.35.2"}).choose(PROGRAM, cluster=cluster("1.35"))
+    assert build.program == str(tmp_path / "a" / PROGRAM)
 
 
 @pytest.mark.parametrize("server", ["1.33", "1.39"])
-async def test_where_none_fits_it_is_said_which_would(tmp_path: Path, server: str) -> None:
+async def test_error_names_the_versions_that_would_fit(tmp_path: Path, server: str) -> None:
     major, minor = server.split(".")
-    wanted = f"needs {PROGRAM} {server} or {major}.{int(minor) - 1}, and there is 1.34.9 and 1.35.2 and"
-    with pytest.raises(ConfigurationError, match=f"registration a: its API server is Kubernetes {server}, .*{wanted}"):
+    sentence = f"needs {PROGRAM} {server} or {major}.{int(minor) - 1}, and there is 1.34.9 and 1.35.2 and"
+    with pytest.raises(
+        ConfigurationError, match=f"registration a: its API server is Kubernetes {server}, .*{sentence}"
+    ):
         await programs(tmp_path, SEVERAL).choose(PROGRAM, cluster=cluster(server))
 
 
-async def test_an_api_server_of_an_unknown_version_gets_what_is_there(tmp_path: Path) -> None:
+async def test_unknown_version_of_the_api_server_gets_the_default_program(tmp_path: Path) -> None:
     assert await programs(tmp_path, SEVERAL).choose(PROGRAM, cluster=cluster("")) == Build(PROGRAM)
     first = KubernetesVersion.parse("v1.35.2")
-    known = Programs(runtime=ProcessRuntime(tmp_path / "state", programs=()), first=first)
-    assert await known.choose(PROGRAM, cluster=cluster("")) == Build(PROGRAM, first)
+    catalog = Programs(runtime=ProcessRuntime(tmp_path / "state", programs=()), first=first)
+    assert await catalog.choose(PROGRAM, cluster=cluster("")) == Build(PROGRAM, first)
 
 
-async def test_a_broken_program_is_left_out_where_another_one_fits(
+async def test_broken_program_is_skipped_if_another_program_fits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = programs(tmp_path, {"bad": "broken", "good": "v1.35.2"})
+    catalog = programs(tmp_path, {"bad": "broken", "good": "v1.35.2"})
     for _ in range(2):
-        assert (await found.choose(PROGRAM, cluster=cluster("1.35"))).program == str(tmp_path / "good" / PROGRAM)
+        assert (await catalog.choose(PROGRAM, cluster=cluster("1.35"))).program == str(tmp_path / "good" / PROGRAM)
     assert caplog.text.count(f"{tmp_path}/bad/{PROGRAM}") == 1
 
 
-async def test_where_none_tells_its_version_that_is_said(tmp_path: Path) -> None:
+async def test_error_names_the_program_without_a_version(tmp_path: Path) -> None:
     with pytest.raises(RuntimeFailure, match=f"version of {tmp_path}/bad/{PROGRAM} cannot be found out"):
         await programs(tmp_path, {"bad": "broken"}).choose(PROGRAM, cluster=cluster("1.35"))
 
@@ -99,38 +101,36 @@ async def test_where_none_tells_its_version_that_is_said(tmp_path: Path) -> None
 async def test_instances_of_several_versions_run_side_by_side(tmp_path: Path, eventually: Callable[..., Any]) -> None:
     directories = [directory(tmp_path, name, version=f"v{name}.4") for name in ("1.35", "1.36")]
     flags = [f"--programs-dir={path}" for path in directories]
-    given = Settings.parse([f"--state-dir={tmp_path}/state", *flags]).programs_dir
-    async with ProcessRuntime(tmp_path / "state", programs=given) as runtime:
+    programs_dir = Settings.parse([f"--state-dir={tmp_path}/state", *flags]).programs_dir
+    async with ProcessRuntime(tmp_path / "state", programs=programs_dir) as runtime:
         instances = Instances(
-            runtime, observer=NullReporter(registration=None), programs=Programs(given, runtime=runtime)
+            runtime, observer=NullReporter(registration=None), programs=Programs(programs_dir, runtime=runtime)
         )
         clusters = Clusters(awares=[instances])
         overview = Overview(clusters, instances=instances)
 
         def running() -> dict[str, tuple[str | None, str]]:
-            """By cluster, the version that is told and the program that the process is."""
+            """Return, by cluster, the version in the summary and the program of the process."""
             return {
-                found.name: (found.version, Path(f"/proc/{found.pid}/cmdline").read_text().partition("\0")[0])
-                for found in overview.summaries()
+                summary.name: (summary.version, Path(f"/proc/{summary.pid}/cmdline").read_text().partition("\0")[0])
+                for summary in overview.summaries()
             }
 
         try:
             for path in directories:
                 await clusters.add_or_replace(cluster(path.name, name=f"on-{path.name}"))
-            wanted = {f"on-{path.name}": (f"v{path.name}.4", f"{path}/{PROGRAM}") for path in directories}
-            await eventually(running, lambda found: found == wanted)
+            desired = {f"on-{path.name}": (f"v{path.name}.4", f"{path}/{PROGRAM}") for path in directories}
+            await eventually(running, lambda found: found == desired)
         finally:
             await clusters.aclose()
 
 
 @pytest.mark.integration
-async def test_controllers_that_kube_controller_manager_does_not_know_are_refused(
-    binaries: Any, tmp_path: Path
-) -> None:
+async def test_controllers_unknown_to_kube_controller_manager_are_refused(binaries: Any, tmp_path: Path) -> None:
     directories = binaries.directories
-    found = Programs(directories, runtime=ProcessRuntime(tmp_path / "state", programs=directories))
-    build = await found.choose(PROGRAM, cluster=cluster(""))
-    await found.check_controllers(build, ("*", "-job-controller", "csrsigning"), cluster=cluster(""))
+    catalog = Programs(directories, runtime=ProcessRuntime(tmp_path / "state", programs=directories))
+    build = await catalog.choose(PROGRAM, cluster=cluster(""))
+    await catalog.check_controllers(build, ("*", "-job-controller", "csrsigning"), cluster=cluster(""))
     for _ in range(2):
         with pytest.raises(ConfigurationError, match=r'registration b: .* rejects .*: "nope" is not in the list'):
-            await found.check_controllers(build, ("*", "nope"), cluster=cluster("", name="b"))
+            await catalog.check_controllers(build, ("*", "nope"), cluster=cluster("", name="b"))

@@ -1,4 +1,4 @@
-"""What registrations are told of their instances, on a real API server, with the rights that mcm has in production."""
+"""Reports of instances in the status of registrations, on a real API server and with the rights of production."""
 
 from __future__ import annotations
 
@@ -25,17 +25,15 @@ pytestmark = pytest.mark.integration
 
 Eventually = Callable[..., Any]
 _BURST, _PERIOD_SECONDS = 3, 0.5
-"""Of the writes about an instance that goes to and fro; 8 and 5 s in production."""
+"""Pace of writes for an instance whose reason alternates. The values are 8 and 5 s in production."""
 
 
-async def test_an_instance_is_announced_before_it_starts_and_its_end_confirmed(
-    desk: Desk, eventually: Eventually
-) -> None:
+async def test_start_is_announced_and_end_removes_the_announcement(desk: Desk, eventually: Eventually) -> None:
     async with desk.reports.running():
         await desk.reports.announce(desk.cluster)
         assert await desk.running() == ("False", "Starting")
-        announced = {"controlPlaneUID": desk.uid, "services": ["Controllers"], "version": "v1.36.3"}
-        assert (await desk.status())["instance"] == announced
+        instance = {"controlPlaneUID": desk.uid, "services": ["Controllers"], "version": "v1.36.3"}
+        assert (await desk.status())["instance"] == instance
         desk.reports.update(desk.name, Reason.INSTANCE_RUNNING)
         await eventually(desk.running, lambda found: found == ("True", "InstanceRunning"))
         await desk.reports.end(desk.name)
@@ -48,8 +46,8 @@ async def test_an_instance_is_announced_before_it_starts_and_its_end_confirmed(
 @pytest.mark.parametrize(
     "status", [{"ready": False}, {"controlPlaneUID": "uid-of-the-next-one"}, {"services": ["Scheduler"]}]
 )
-async def test_what_the_operator_took_back_meanwhile_does_not_start(desk: Desk, status: dict[str, Any]) -> None:
-    """The answer to the announcement tells it, also where the watch is behind."""
+async def test_announcement_for_a_withdrawn_registration_is_refused(desk: Desk, status: dict[str, Any]) -> None:
+    """The answer to the announcement shows the withdrawal, even if the watch is behind."""
     cluster = desk.cluster
     stale = desk.seen(desk.name)
     reports = StatusReporter(desk.client, registration=lambda _: stale)
@@ -60,7 +58,7 @@ async def test_what_the_operator_took_back_meanwhile_does_not_start(desk: Desk, 
     assert "instance" not in await desk.status()
 
 
-async def test_a_registration_that_is_gone_starts_nothing(desk: Desk, eventually: Eventually) -> None:
+async def test_announcement_for_a_deleted_registration_is_refused(desk: Desk, eventually: Eventually) -> None:
     await desk.admin.delete(REGISTRATIONS, desk.name)
     await eventually(lambda: desk.seen(desk.name) is None)
     with pytest.raises(RegistrationWithdrawn):
@@ -77,7 +75,7 @@ async def test_only_transitions_are_written(desk: Desk, eventually: Eventually) 
             await asyncio.sleep(0)
         await eventually(desk.running, lambda found: found[1] == "InstanceRunning")
         assert desk.client.writes == 2
-        # Last words that differ each time are no transition, the first ones are.
+        # The first message of a reason is a transition. Later messages of the same reason are not.
         for number in range(50):
             desk.reports.update(desk.name, Reason.BACKOFF, message=f"it ended at {number}")
             await asyncio.sleep(0)
@@ -90,7 +88,7 @@ async def test_only_transitions_are_written(desk: Desk, eventually: Eventually) 
         assert desk.client.writes == 4
 
 
-async def test_reporter_writes_first_changes_at_once_and_later_ones_in_their_pace(
+async def test_reporter_writes_burst_at_once_and_later_changes_at_a_pace(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pace = functools.partial(WritePace, burst=_BURST, period_seconds=_PERIOD_SECONDS)
@@ -104,47 +102,47 @@ async def test_reporter_writes_first_changes_at_once_and_later_ones_in_their_pac
                 break
         gaps = [after - before for before, after in itertools.pairwise(desk.client.written_at)]
         assert max(gaps[: _BURST - 1]) < _PERIOD_SECONDS, gaps
-        # The rest of the allowance is spent when the burst is over.
+        # After the burst, each write waits for its period.
         assert desk.client.written_at[-1] - desk.client.written_at[0] >= 3 * _PERIOD_SECONDS, gaps
-        # Its end is told at once.
+        # The end is reported at once.
         await desk.reports.end(desk.name)
         assert await desk.running() == ("False", "Ended")
 
 
-async def test_held_reporter_leaves_condition_to_the_mcm_that_runs_the_instance(
+async def test_held_reporter_keeps_condition_of_the_mcm_with_the_instance(
     desk: Desk, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
-    held = desk.another()
-    async with desk.reports.running(), held.running():
+    held_reporter = desk.another()
+    async with desk.reports.running(), held_reporter.running():
         await desk.reports.announce(desk.cluster)
         desk.reports.update(desk.name, Reason.INSTANCE_RUNNING)
         await eventually(desk.running, lambda found: found[0] == "True")
         await desk.caught_up()
         before, instance = desk.client.writes, (await desk.status())["instance"]
-        held.look(desk.name)
-        await held.announce(desk.cluster)
-        held.update(desk.name, Reason.FOREIGN_CONTROLLER_MANAGER, message="'other' holds the Lease")
+        held_reporter.look(desk.name)
+        await held_reporter.announce(desk.cluster)
+        held_reporter.update(desk.name, Reason.FOREIGN_CONTROLLER_MANAGER, message="'other' holds the Lease")
         for _ in range(20):
             await desk.caught_up()
             desk.reports.look(desk.name)
-            held.look(desk.name)
+            held_reporter.look(desk.name)
             await asyncio.sleep(0.05)
         assert await desk.running() == ("True", "InstanceRunning")
         assert (await desk.status())["instance"] == instance
         assert desk.client.writes == before
         assert caplog.text.count("another mcm runs the instance") == 1
-        # The end of an instance that never ran takes nothing away from the one that does.
-        await held.end(desk.name)
+        # The end of an instance that never ran does not change the report of the running instance.
+        await held_reporter.end(desk.name)
         assert await desk.running() == ("True", "InstanceRunning")
-        # Its turn comes with the end of the other one.
-        await held.announce(desk.cluster)
-        held.update(desk.name, Reason.FOREIGN_CONTROLLER_MANAGER)
+        # The held reporter gets its turn with the end of the other instance.
+        await held_reporter.announce(desk.cluster)
+        held_reporter.update(desk.name, Reason.FOREIGN_CONTROLLER_MANAGER)
         await desk.reports.end(desk.name)
         await desk.caught_up()
-        await held.confirm(desk.cluster)
+        await held_reporter.confirm(desk.cluster)
         assert await desk.running() == ("False", "Starting")
         assert (await desk.status())["instance"] == instance
-        held.update(desk.name, Reason.INSTANCE_RUNNING)
+        held_reporter.update(desk.name, Reason.INSTANCE_RUNNING)
         await eventually(desk.running, lambda found: found[0] == "True")
 
 
@@ -158,7 +156,7 @@ async def test_reporter_writes_running_soon_after_many_quick_changes(desk: Desk,
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["refused", "silent"])
-async def test_a_management_api_in_trouble_keeps_no_instance_from_running_or_ending(
+async def test_faulty_management_api_blocks_no_start_or_end(
     desk: Desk, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, *, silent: bool
 ) -> None:
     if silent:
@@ -171,13 +169,13 @@ async def test_a_management_api_in_trouble_keeps_no_instance_from_running_or_end
         await desk.reports.end(desk.name)
         await desk.reports.announce(desk.cluster)
         assert await desk.running() == ("", "")
-        # It is back, and is told what is true by then.
+        # When the API is back, the current state is reported.
         monkeypatch.undo()
         desk.client.silent, desk.client.fault = False, None
         await eventually(desk.running, lambda found: found == ("False", "Starting"))
 
 
-async def test_what_cannot_start_is_told_once_and_stays_announced(desk: Desk, eventually: Eventually) -> None:
+async def test_repeated_failure_to_start_is_written_once(desk: Desk, eventually: Eventually) -> None:
     async with desk.reports.running():
         for _ in range(5):
             await desk.reports.announce(desk.cluster)
@@ -186,61 +184,57 @@ async def test_what_cannot_start_is_told_once_and_stays_announced(desk: Desk, ev
         assert await desk.running() == ("False", "CannotStart")
         assert (await desk.status())["instance"]["controlPlaneUID"] == desk.uid
         assert desk.client.writes == 2
-        # Nobody wants it any more: there is none, and none will come.
+        # The registration wants no instance any more, so the announcement is removed.
         await desk.resolve(ready=False)
         desk.reports.look(desk.name)
         await eventually(desk.running, lambda found: found == ("False", "Ended"))
         assert "instance" not in await desk.status()
 
 
-async def test_instances_that_went_with_an_earlier_mcm_are_told_to_have_ended(
-    desk: Desk, eventually: Eventually
-) -> None:
+async def test_end_of_an_instance_of_an_earlier_mcm_is_reported(desk: Desk, eventually: Eventually) -> None:
     async with desk.reports.running():
         await desk.reports.announce(desk.cluster)
         desk.reports.update(desk.name, Reason.INSTANCE_RUNNING)
         await eventually(desk.running, lambda found: found[0] == "True")
     await desk.resolve(ready=False)
-    again = desk.another()
-    async with again.running():
-        again.look(desk.name)
+    next_run = desk.another()
+    async with next_run.running():
+        next_run.look(desk.name)
         await eventually(desk.running, lambda found: found == ("False", "Ended"))
     assert "instance" not in await desk.status()
 
 
-async def test_what_another_mcm_announced_is_left_to_it_until_it_is_ours(desk: Desk, eventually: Eventually) -> None:
+async def test_announcement_of_another_mcm_is_kept_until_we_own_it(desk: Desk, eventually: Eventually) -> None:
     async with desk.reports.running():
         await desk.reports.announce(desk.cluster)
     await desk.resolve(ready=False)
     desk.mine = False
-    another = desk.another()
-    async with another.running():
-        another.look(desk.name)
-        await another.end(desk.name)
+    our_reporter = desk.another()
+    async with our_reporter.running():
+        our_reporter.look(desk.name)
+        await our_reporter.end(desk.name)
         assert (await desk.running(), desk.client.writes) == (("False", "Starting"), 1)
         desk.mine = True
-        another.look(desk.name)
+        our_reporter.look(desk.name)
         await eventually(desk.running, lambda found: found == ("False", "Ended"))
 
 
-async def test_reporter_that_is_held_leaves_the_instance_of_another_mcm_announced(
-    desk: Desk, eventually: Eventually
-) -> None:
+async def test_held_reporter_keeps_the_announcement_of_another_mcm(desk: Desk, eventually: Eventually) -> None:
     await desk.reports.announce(desk.cluster)
-    announced = (await desk.status())["instance"]
+    instance = (await desk.status())["instance"]
     await desk.caught_up()
-    held = desk.another()
-    async with held.running():
-        held.update(desk.name, Reason.FOREIGN_CONTROLLER_MANAGER, message="another mcm works")
+    held_reporter = desk.another()
+    async with held_reporter.running():
+        held_reporter.update(desk.name, Reason.FOREIGN_CONTROLLER_MANAGER, message="another mcm works")
         await eventually(desk.running, lambda found: found == ("False", "ForeignControllerManager"))
-        assert (await desk.status())["instance"] == announced
+        assert (await desk.status())["instance"] == instance
 
 
 @pytest.mark.parametrize("failed", [False, True], ids=["ran", "could-not-start"])
-async def test_what_this_run_announced_is_told_to_have_ended_though_it_is_not_ours_any_more(
+async def test_end_of_our_instance_is_reported_after_we_lost_the_cluster(
     desk: Desk, eventually: Eventually, *, failed: bool
 ) -> None:
-    """Also where the API refused that at first, and though the registration still wants an instance."""
+    """The API refuses the report at first, and the registration still wants an instance."""
     async with desk.reports.running():
         await desk.reports.announce(desk.cluster)
         if failed:
@@ -254,33 +248,33 @@ async def test_what_this_run_announced_is_told_to_have_ended_though_it_is_not_ou
     assert "instance" not in await desk.status()
 
 
-async def test_what_another_mcm_announced_since_is_not_taken_for_ours(desk: Desk, eventually: Eventually) -> None:
+async def test_end_keeps_a_newer_announcement_of_another_mcm(desk: Desk, eventually: Eventually) -> None:
     async with desk.reports.running():
         await desk.reports.announce(desk.cluster)
         desk.mine = False
-        theirs = {"status": {"instance": {"controlPlaneUID": "uid-of-theirs"}}}
-        await desk.admin.patch(REGISTRATIONS, desk.name, theirs, subresource="status")
+        foreign_status = {"status": {"instance": {"controlPlaneUID": "uid-of-theirs"}}}
+        await desk.admin.patch(REGISTRATIONS, desk.name, foreign_status, subresource="status")
         await eventually(
             lambda: desk.seen(desk.name),
-            lambda found: found["status"]["instance"].items() >= theirs["status"]["instance"].items(),
+            lambda found: found["status"]["instance"].items() >= foreign_status["status"]["instance"].items(),
         )
         await desk.reports.end(desk.name)
     assert (await desk.status())["instance"]["controlPlaneUID"] == "uid-of-theirs"
 
 
-async def test_what_is_said_of_one_of_the_other_mode_is_left_alone(desk: Desk, eventually: Eventually) -> None:
+async def test_end_keeps_the_condition_of_the_other_mode(desk: Desk, eventually: Eventually) -> None:
     dedicated = desk.another(mode=RegistrationMode.DEDICATED)
     await desk.resolve(mode="Dedicated")
     dedicated.report_failure(desk.cluster, "profile 'Tiny' is not known")
     await dedicated.end(desk.name)
     await eventually(lambda: (desk.seen(desk.name) or {})["status"].get("conditions"))
     for _ in range(2):
-        await desk.reports.end(desk.name)  # nothing of it is here: so it may have ended
+        await desk.reports.end(desk.name)  # this mcm has no instance of the registration
     assert await desk.running() == ("False", "CannotStart")
     assert desk.client.writes == 1
 
 
-async def test_an_instance_left_by_an_earlier_run_has_ended_though_its_registration_is_of_the_other_mode_by_now(
+async def test_end_after_an_earlier_run_is_reported_despite_mode_change(
     desk: Desk,
 ) -> None:
     await desk.reports.announce(desk.cluster)
@@ -289,8 +283,8 @@ async def test_an_instance_left_by_an_earlier_run_has_ended_though_its_registrat
     assert await desk.running() == ("False", "Ended")
 
 
-async def test_who_does_not_hold_its_lease_any_more_writes_nothing(desk: Desk, eventually: Eventually) -> None:
-    """Whoever has taken it over speaks of it, and says the same: what is written late must not take that back."""
+async def test_reporter_without_its_shard_lease_writes_no_status(desk: Desk, eventually: Eventually) -> None:
+    """The next owner of the shard reports the instance in the same words. A late write must not undo its report."""
     async with desk.reports.running():
         await desk.reports.announce(desk.cluster)
         await desk.reports.end(desk.name)
@@ -301,7 +295,7 @@ async def test_who_does_not_hold_its_lease_any_more_writes_nothing(desk: Desk, e
         desk.reports.look(desk.name)
         assert await desk.running() == ("False", "Ended")
         assert desk.client.writes == 2
-        # The other one has an instance, and goes without a word.
+        # Another mcm announces an instance and ends without a report.
         desk.fenced = False
         await desk.another().announce(desk.cluster)
         assert await desk.running() == ("False", "Starting")
@@ -314,13 +308,13 @@ async def test_who_does_not_hold_its_lease_any_more_writes_nothing(desk: Desk, e
 @pytest.mark.parametrize(
     ("fault", "unseen"), [(None, False), (Conflict(409, "Conflict", "it was changed"), False), (None, True)]
 )
-async def test_nobody_waits_for_a_silent_api_until_the_lease_is_over(
+async def test_end_does_not_wait_for_a_silent_api_beyond_the_lease(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, fault: Exception | None, unseen: bool
 ) -> None:
-    """What ended has to be known to have ended before that, or mcm would end itself."""
+    """`end` has to return before the Lease expires, or mcm would end itself."""
     monkeypatch.setattr(
         "kplane.mcm.status.reporter._DEADLINE_SECONDS", 3600.0
-    )  # of any other request: this test would not end
+    )  # deadline of other requests, with which the test would not end
     async with desk.reports.running():
         await desk.reports.announce(desk.cluster)
         desk.client.fault, desk.unseen = fault, unseen
@@ -329,14 +323,14 @@ async def test_nobody_waits_for_a_silent_api_until_the_lease_is_over(
         assert await desk.running() == ("False", "Starting")
 
 
-async def test_what_starts_is_called_by_its_program(desk: Desk) -> None:
+async def test_starting_message_names_the_program(desk: Desk) -> None:
     attributes = {**desk.cluster.attributes, "services": "Scheduler"}
     await desk.reports.announce(Cluster(desk.name, config=desk.cluster.config, attributes=attributes))
     [condition] = (await desk.status())["conditions"]
     assert condition["message"] == "kube-scheduler is starting"
 
 
-async def test_a_registration_without_an_instance_is_not_written_to(desk: Desk) -> None:
+async def test_registration_without_an_instance_is_not_written(desk: Desk) -> None:
     async with desk.reports.running():
         desk.reports.look(desk.name)
         await desk.reports.end(desk.name)
@@ -344,11 +338,11 @@ async def test_a_registration_without_an_instance_is_not_written_to(desk: Desk) 
     assert await desk.running() == ("", "")
 
 
-async def test_last_words_are_kept_to_their_end(desk: Desk, eventually: Eventually) -> None:
+async def test_long_message_keeps_its_end(desk: Desk, eventually: Eventually) -> None:
     async with desk.reports.running():
         await desk.reports.announce(desk.cluster)
         desk.reports.update(desk.name, Reason.STOP_FAILED, message="x" * 5000 + " and the reason")
         await eventually(desk.running, lambda found: found == ("False", "StopFailed"))
-    [found] = [item for item in (await desk.status())["conditions"] if item["type"] == "Running"]
-    assert found["message"].endswith("x and the reason")
-    assert len(found["message"]) == 1000
+    [condition] = [item for item in (await desk.status())["conditions"] if item["type"] == "Running"]
+    assert condition["message"].endswith("x and the reason")
+    assert len(condition["message"]) == 1000

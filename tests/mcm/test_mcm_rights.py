@@ -1,4 +1,4 @@
-"""What mcm may do on the management cluster."""
+"""Rights of mcm on the management cluster."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Eventually = Callable[..., Any]
 Fleet = Any
 
 
-async def test_mcm_may_read_registrations_and_single_secrets_and_write_a_status_only(
+async def test_mcm_may_only_get_named_secrets_and_patch_the_status(
     api_server: Any, fleet: Fleet, kubeconfig: str, eventually: Eventually
 ) -> None:
     name = await fleet.register("a", {"kubeconfig": kubeconfig.encode()}, server="https://127.0.0.1:1")
     await fleet.client.create(SECRETS, {"metadata": {"name": "other", "namespace": fleet.namespace}})
     async with Client(ClusterConfig.load(api_server.mcm_kubeconfig), field_manager="kplane") as mcm:
         before = await fleet.client.get(REGISTRATIONS, name)
-        # The API server goes by a binding some milliseconds after it was written.
+        # A binding takes effect some milliseconds after it was written.
         assert (await eventually(lambda: mcm.get(SECRETS, "a", namespace=fleet.namespace)))["data"]
         for attempt in (
             mcm.get(SECRETS, "other", namespace=fleet.namespace),

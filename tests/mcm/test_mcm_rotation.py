@@ -1,4 +1,4 @@
-"""Renewed credentials reach the same process, also after the former ones have expired or are refused."""
+"""Renewed credentials reach the same process, also after the former credentials have expired or are refused."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ Eventually = Callable[..., Any]
 Fleet = Any
 
 _TOKEN_SECONDS = 52
-"""client-go takes a token from its file again 50 s after it did so last (transport/token_source.go), and some slack."""
+"""client-go reads a token file again 50 s after the last read (transport/token_source.go). The rest is slack."""
 
 
-async def test_a_renewed_certificate_is_used_by_the_same_process(
+async def test_process_uses_a_renewed_certificate_without_a_restart(
     mcm: Any, gate_to: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
 ) -> None:
     """The first certificate expires while the instance runs, and every connection has to be made again."""
@@ -44,7 +44,7 @@ async def test_a_renewed_certificate_is_used_by_the_same_process(
     secret = tenant.controllers_secret()
 
     async def put_short_lived(lifetime: dt.timedelta) -> dt.datetime:
-        """Give it a certificate that expires when this tells."""
+        """Write a certificate with this lifetime to the Secret. Returns its expiry."""
         expires = dt.datetime.now(dt.UTC) + lifetime
         client = issue_client(
             tenant.authorities.client, user=CONTROLLERS_USER, groups=("system:masters",), lifetime=lifetime
@@ -62,7 +62,7 @@ async def test_a_renewed_certificate_is_used_by_the_same_process(
         name = await fleet.add("a", server=gate.url, secret="a", services=("Controllers",))
         before = await state(name, "Ready")
         if dt.datetime.now(dt.UTC) > expires:
-            # The machine does other things too, and the instance may have started without one that counts.
+            # On a busy machine, the certificate may have expired before the instance used it.
             expires = await put_short_lived(dt.timedelta(seconds=90))
             before = await state(name, "Ready")
         await fleet.put_secret("a", secret)
@@ -77,15 +77,15 @@ async def test_a_renewed_certificate_is_used_by_the_same_process(
 
 
 @pytest.mark.timeout(420)
-async def test_a_rotated_token_is_used_by_the_same_process(
+async def test_process_uses_a_rotated_token_without_a_restart(
     mcm: Any, gate_to: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
 ) -> None:
     """The first token is refused while the instance runs, and every connection has to be made again."""
-    tenant, (former, latter) = tenants["one"], (fleet.name("former"), fleet.name("latter"))
+    tenant, (old_account, new_account) = tenants["one"], (fleet.name("former"), fleet.name("latter"))
     secret, ca = tenant.controllers_secret(), tenant.authorities.serving.certificate
     configs = {
         account: ClusterConfig(server=tenant.server, ca_data=ca, token=await controllers_token(one, account=account))
-        for account in (former, latter)
+        for account in (old_account, new_account)
     }
 
     def with_token_of(account: str) -> dict[str, bytes]:
@@ -99,37 +99,37 @@ async def test_a_rotated_token_is_used_by_the_same_process(
         return False
 
     mcm.start()
-    async with gate_to(tenant.server) as gate, Client(configs[former], field_manager="kplane") as outdated:
-        name = await fleet.register("a", with_token_of(former), server=gate.url)
+    async with gate_to(tenant.server) as gate, Client(configs[old_account], field_manager="kplane") as old_client:
+        name = await fleet.register("a", with_token_of(old_account), server=gate.url)
         before = await state(name, "Ready")
         namespace = await works(one, eventually)
-        await eventually(lambda: writers_in(tenant.audit, namespace=namespace) == {former})
-        await fleet.put_secret("a", with_token_of(latter))
+        await eventually(lambda: writers_in(tenant.audit, namespace=namespace) == {old_account})
+        await fleet.put_secret("a", with_token_of(new_account))
         file = mcm.state / component_name(name) / "files" / "token"
-        await eventually(lambda: file.read_text() == configs[latter].token)
-        taken = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=_TOKEN_SECONDS)
-        await eventually(lambda: dt.datetime.now(dt.UTC) > taken, timeout=2 * _TOKEN_SECONDS)
+        await eventually(lambda: file.read_text() == configs[new_account].token)
+        read_again_at = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=_TOKEN_SECONDS)
+        await eventually(lambda: dt.datetime.now(dt.UTC) > read_again_at, timeout=2 * _TOKEN_SECONDS)
 
-        await one.delete(SERVICE_ACCOUNTS, former, namespace="kube-system")
-        # An API server knows for 10 s that it accepted a token.
-        await eventually(lambda: refused(outdated))
+        await one.delete(SERVICE_ACCOUNTS, old_account, namespace="kube-system")
+        # An API server caches an accepted token for 10 s.
+        await eventually(lambda: refused(old_client))
         gate.cut()
         namespace = await works(one, eventually)
-        await eventually(lambda: writers_in(tenant.audit, namespace=namespace) == {latter})
+        await eventually(lambda: writers_in(tenant.audit, namespace=namespace) == {new_account})
         await one.delete(NAMESPACES, namespace)
         await eventually(lambda: gone(one, NAMESPACES, namespace))
         after = await state(name, "Ready")
         assert (after["pid"], after["restarts"]) == (before["pid"], before["restarts"])
-        found = await eventually(
+        values = await eventually(
             lambda: asyncio.to_thread(samples, mcm), lambda found: ("rest_client_requests_total", name) in found
         )
-        answers = found["rest_client_requests_total", name]
+        answers = values["rest_client_requests_total", name]
         assert "2xx" in answers
         assert "401" not in answers
 
 
 def writers_in(audit: Path, *, namespace: str) -> set[str]:
-    """Names of the users whose requests changed something in a namespace; the part after the last colon."""
+    """Return the users that changed objects in a namespace, by the part of their names after the last colon."""
     events = [json.loads(line) for line in audit.read_text().splitlines() if namespace in line]
-    inside = [event for event in events if event["objectRef"].get("namespace") == namespace]
-    return {event["user"]["username"].rpartition(":")[2] for event in inside}
+    changes = [event for event in events if event["objectRef"].get("namespace") == namespace]
+    return {event["user"]["username"].rpartition(":")[2] for event in changes}

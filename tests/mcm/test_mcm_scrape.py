@@ -1,4 +1,4 @@
-"""Instances that are silent, endless, or not who they should be are left out of a scrape, and hold up no other."""
+"""A scrape leaves out instances that are silent, endless or not authentic. They do not delay other instances."""
 
 from __future__ import annotations
 
@@ -92,33 +92,37 @@ async def garbage(writer: asyncio.StreamWriter) -> None:
 
 
 @pytest.mark.parametrize("answer", [silent, endless, dripping, forbidden, garbage])
-async def test_one_that_misbehaves_is_left_out_alone(answer: Answer) -> None:
+async def test_misbehaving_instance_alone_is_left_out_of_the_scrape(answer: Answer) -> None:
     limits = ScrapeLimits(deadline_seconds=5.0, timeout_seconds=1.0, bytes_each=1 << 20)
     async with (
-        instance("bad", answer) as bad,
-        instance("good", good) as other,
+        instance("bad", answer) as bad_target,
+        instance("good", good) as good_target,
         Scraper(READER, limits=limits) as scraper,
         asyncio.timeout(4.0),
     ):
-        assert await scraper.scrape([bad, other], take=lambda _, text: text) == {Origin("good", PROGRAM): "up 1\n"}
+        assert await scraper.scrape([bad_target, good_target], take=lambda _, text: text) == {
+            Origin("good", PROGRAM): "up 1\n"
+        }
 
 
-async def test_many_silent_ones_hold_up_no_scrape_and_the_next_one_reaches_the_others() -> None:
+async def test_scrape_reads_silent_instances_last_after_a_failure() -> None:
     limits = ScrapeLimits(deadline_seconds=0.5, timeout_seconds=0.4, at_once=2)
     async with contextlib.AsyncExitStack() as stack:
-        bad = [await stack.enter_async_context(instance(f"bad{number}", silent)) for number in range(6)]
-        other = await stack.enter_async_context(instance("good", good))
+        bad_targets = [await stack.enter_async_context(instance(f"bad{number}", silent)) for number in range(6)]
+        good_target = await stack.enter_async_context(instance("good", good))
         scraper = await stack.enter_async_context(Scraper(READER, limits=limits))
-        await stack.enter_async_context(asyncio.timeout(60.0))  # the silent ones would never answer
-        first = await scraper.scrape([*bad, other], take=lambda _, text: text)
-        # It was the last in the queue, behind those that take all of the time; now it is the first.
+        await stack.enter_async_context(asyncio.timeout(60.0))  # silent instances never answer
+        first = await scraper.scrape([*bad_targets, good_target], take=lambda _, text: text)
+        # In the first scrape, the silent instances before it take all of the time. In the next scrape it comes first.
         assert first == {}
-        failing_last = await scraper.scrape([other, *bad], take=lambda _, text: text)
+        failing_last = await scraper.scrape([good_target, *bad_targets], take=lambda _, text: text)
         assert failing_last == {Origin("good", PROGRAM): "up 1\n"}
-        assert await scraper.scrape([*bad, other], take=lambda _, text: text) == {Origin("good", PROGRAM): "up 1\n"}
+        assert await scraper.scrape([*bad_targets, good_target], take=lambda _, text: text) == {
+            Origin("good", PROGRAM): "up 1\n"
+        }
 
 
-async def test_only_the_instance_itself_is_believed_and_only_mcm_may_read() -> None:
+async def test_scrape_needs_authentic_instance_and_authorized_reader() -> None:
     another = ServingCertificate.create(host="127.0.0.1").certificate
     async with (
         instance("impostor", good, authority=another) as impostor,
@@ -128,7 +132,7 @@ async def test_only_the_instance_itself_is_believed_and_only_mcm_may_read() -> N
         assert await scraper.scrape([impostor, guarded], take=lambda _, text: text) == {}
 
 
-async def test_what_is_too_much_together_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+async def test_instance_whose_metrics_exceed_the_total_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     def take(target: Target, text: str) -> str:
         if target.origin.cluster == "second":
             raise McmError("all instances together say more than is passed on")
@@ -144,20 +148,22 @@ async def test_what_is_too_much_together_is_left_out(caplog: pytest.LogCaptureFi
     assert f"failed to read the metrics of {PROGRAM} of second" in caplog.text
 
 
-async def test_clients_that_have_left_are_in_nobodys_way(eventually: Eventually, hold_port: Callable[[], int]) -> None:
-    scraper, none = create_autospec(Scraper, instance=True), create_autospec(Overview, instance=True)
-    none.summaries.return_value, none.targets.return_value = [], []
-    go = asyncio.Semaphore(0)
+async def test_disconnected_clients_do_not_delay_later_requests(
+    eventually: Eventually, hold_port: Callable[[], int]
+) -> None:
+    scraper, overview = create_autospec(Scraper, instance=True), create_autospec(Overview, instance=True)
+    overview.summaries.return_value, overview.targets.return_value = [], []
+    permits = asyncio.Semaphore(0)
 
     async def scrape(*_: object, **__: object) -> dict[Origin, str]:
-        await go.acquire()
+        await permits.acquire()
         return {}
 
     scraper.scrape.side_effect = scrape
-    metrics, port = Metrics(none, scraper=scraper), hold_port()
+    metrics, port = Metrics(overview, scraper=scraper), hold_port()
     metrics.render = AsyncMock(wraps=metrics.render)  # type: ignore[method-assign]
     async with (
-        serve_status(HostPort("127.0.0.1", port), overview=none, metrics=metrics, sources="x", synced=bool),
+        serve_status(HostPort("127.0.0.1", port), overview=overview, metrics=metrics, sources="x", synced=bool),
         aiohttp.ClientSession() as session,
     ):
 
@@ -165,14 +171,14 @@ async def test_clients_that_have_left_are_in_nobodys_way(eventually: Eventually,
             async with session.get(f"http://127.0.0.1:{port}/metrics") as answer:
                 return await answer.text()
 
-        asked = [asyncio.create_task(ask()) for _ in range(8)]
+        requests = [asyncio.create_task(ask()) for _ in range(8)]
         await eventually(lambda: metrics.render.call_count == 8)
-        for task in asked:
+        for task in requests:
             task.cancel()
-        await asyncio.wait(asked)
-        patient = asyncio.create_task(ask())
+        await asyncio.wait(requests)
+        last_request = asyncio.create_task(ask())
         await eventually(lambda: metrics.render.call_count == 9)
         for _ in range(2):
-            go.release()
-        assert "mcm_clusters" in await asyncio.wait_for(patient, 60.0)
+            permits.release()
+        assert "mcm_clusters" in await asyncio.wait_for(last_request, 60.0)
         assert scraper.scrape.call_count == 2

@@ -14,7 +14,7 @@ def parse(tmp_path: Path, *more: str) -> Settings:
     return Settings.parse([f"--state-dir={tmp_path}/state", f"--programs-dir={tmp_path}", *more])
 
 
-def test_what_is_given_and_what_is_default(tmp_path: Path) -> None:
+def test_flags_are_parsed_and_have_defaults(tmp_path: Path) -> None:
     settings = parse(tmp_path, "--kubeconfig=k", f"--programs-dir={tmp_path.parent}")
     assert settings.kubeconfig == Path("k")
     assert settings.programs_dir == (tmp_path, tmp_path.parent)
@@ -25,21 +25,19 @@ def test_what_is_given_and_what_is_default(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "host"), [("0.0.0.0:80", "0.0.0.0"), ("[::1]:80", "::1"), ("localhost:80", "localhost")]
 )
-def test_addresses_to_listen_on(tmp_path: Path, text: str, host: str) -> None:
+def test_listen_accepts_hosts_and_addresses(tmp_path: Path, text: str, host: str) -> None:
     assert parse(tmp_path, f"--listen={text}").listen == HostPort(host, 80)
 
 
 @pytest.mark.parametrize("text", ["80", ":80", "host", "host:", "host:65536", "host:x", "host:-1"])
-def test_what_is_no_address_is_refused(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
+def test_invalid_listen_address_is_refused(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
         parse(tmp_path, f"--listen={text}")
-    assert ended.value.code == 2
+    assert exit_info.value.code == 2
     assert "this is not HOST:PORT" in capsys.readouterr().err
 
 
-def test_a_directory_of_programs_that_is_not_there_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_directory_of_programs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(tmp_path, f"--programs-dir={tmp_path}/missing")
     assert f"{tmp_path}/missing: there is no such directory" in capsys.readouterr().err
@@ -48,12 +46,12 @@ def test_a_directory_of_programs_that_is_not_there_is_refused(
 def test_flags_are_not_abbreviated(tmp_path: Path) -> None:
     settings = parse(tmp_path, "--kube=k")
     assert settings.kubeconfig is None
-    assert settings.instance_flags.arguments == ("--kube=k",)  # which kube-controller-manager will not know
+    assert settings.instance_flags.arguments == ("--kube=k",)  # kube-controller-manager will reject this flag
 
 
-def test_flags_of_kube_controller_manager_are_kept_in_their_order(tmp_path: Path) -> None:
-    given = ["--concurrent-gc-syncs", "5", "--log-level=error", "-v", "2", "--feature-gates=A=true"]
-    settings = parse(tmp_path, *given)
+def test_flags_of_kube_controller_manager_keep_their_order(tmp_path: Path) -> None:
+    arguments = ["--concurrent-gc-syncs", "5", "--log-level=error", "-v", "2", "--feature-gates=A=true"]
+    settings = parse(tmp_path, *arguments)
     assert settings.log_level == "error"
     assert settings.instance_flags.arguments == ("--concurrent-gc-syncs", "5", "-v", "2", "--feature-gates=A=true")
 
@@ -77,16 +75,16 @@ def test_flags_of_kube_controller_manager_are_kept_in_their_order(tmp_path: Path
         ("--controllers=", "has none run"),
     ],
 )
-def test_what_mcm_sets_itself_is_refused_with_the_reason(
+def test_flag_that_mcm_cannot_pass_on_is_refused_with_the_reason(
     tmp_path: Path, flag: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         parse(tmp_path, flag)
-    assert ended.value.code == 2
+    assert exit_info.value.code == 2
     assert reason in " ".join(capsys.readouterr().err.split())
 
 
-def test_what_is_told_of_instances(tmp_path: Path) -> None:
+def test_flags_choose_metrics_logs_and_status_reports(tmp_path: Path) -> None:
     default = parse(tmp_path)
     assert (default.instance_metrics, default.instance_logs, default.report_status) == ("fixed", "files", False)
     settings = parse(tmp_path, "--instance-metrics=none", "--instance-logs=json", "--report-status")
@@ -95,7 +93,7 @@ def test_what_is_told_of_instances(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--instance-metrics=full", "--instance-logs=syslog"])
-def test_what_cannot_be_told_of_instances_is_refused(
+def test_unknown_choice_of_metrics_or_logs_is_refused(
     tmp_path: Path, flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -107,14 +105,12 @@ def test_what_cannot_be_told_of_instances_is_refused(
     ("flags", "announced"),
     [([], False), (["--registration=a"], True), (["--cluster-sharding", "--cluster-lease-namespace=b"], True)],
 )
-def test_who_may_not_be_alone_starts_nothing_that_is_not_announced(
-    tmp_path: Path, flags: list[str], announced: bool
-) -> None:
+def test_dedicated_or_sharded_mcm_has_to_announce_instances(tmp_path: Path, flags: list[str], announced: bool) -> None:
     assert parse(tmp_path, "--report-status", *flags).has_to_announce is announced
 
 
-def test_the_environment_can_take_the_place_of_flags(tmp_path: Path) -> None:
+def test_environment_variables_set_flags_that_are_not_given(tmp_path: Path) -> None:
     environment = {"KPLANE_MCM_LOG_LEVEL": "debug", "KPLANE_MCM_INSTANCE_MEMORY_MIB": "0", "KPLANE_MCM_PORT": "tcp://x"}
-    given = [f"--state-dir={tmp_path}", f"--programs-dir={tmp_path}", "--instance-memory-mib=64"]
-    settings = Settings.parse(given, environment=environment)
+    arguments = [f"--state-dir={tmp_path}", f"--programs-dir={tmp_path}", "--instance-memory-mib=64"]
+    settings = Settings.parse(arguments, environment=environment)
     assert (settings.log_level, settings.instance_memory_mib) == ("debug", 64)

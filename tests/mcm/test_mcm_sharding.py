@@ -1,4 +1,4 @@
-"""How mcm is told to share a fleet, and for how long its instances may run then."""
+"""Flags for sharding of a fleet, and the time for which instances may run under their Leases."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def parse(tmp_path: Path, *more: str) -> Sharding | None:
     return Settings.parse([f"--state-dir={tmp_path}", f"--programs-dir={tmp_path}", *more]).sharding
 
 
-def test_an_mcm_that_is_told_nothing_is_alone(tmp_path: Path) -> None:
+def test_sharding_is_off_by_default(tmp_path: Path) -> None:
     assert parse(tmp_path) is None
     assert shard_metrics(Basic()) == []
 
 
-async def test_what_is_given_reaches_the_leases(tmp_path: Path) -> None:
+async def test_sharding_flags_reach_the_coordinator(tmp_path: Path) -> None:
     flags = ["--cluster-shard-id=one", "--cluster-lease-prefix=gold", "--cluster-lease-seconds=40"]
     sharding = parse(tmp_path, "--cluster-sharding", NAMESPACE, *flags)
     assert sharding == Sharding(namespace="kplane-system", identity="one", prefix="gold", lease_seconds=40)
@@ -52,18 +52,18 @@ async def test_what_is_given_reaches_the_leases(tmp_path: Path) -> None:
         }
 
 
-def test_times_are_the_usual_ones_and_fit_whatever_is_asked_for() -> None:
+def test_lease_seconds_set_the_shard_timings() -> None:
     assert Sharding(namespace="a", lease_seconds=20).timings == ShardTimings()
     for seconds in (10, 11, 300):
         assert Sharding(namespace="a", lease_seconds=seconds).timings.duration_seconds == seconds
 
 
-def test_a_lease_of_the_default_length_outlasts_a_minute_without_the_management_api(tmp_path: Path) -> None:
-    """An outage that begins just before a renewal, and a call that hangs when it ends."""
+def test_default_lease_outlasts_a_minute_without_management_api(tmp_path: Path) -> None:
+    """The outage begins just before a renewal, and a call hangs when the outage ends."""
     sharding = parse(tmp_path, "--cluster-sharding", NAMESPACE)
     assert sharding is not None
     timings = sharding.timings
-    # How peers with these times fare is in test_provider_sharded_outages.
+    # test_provider_sharded_outages covers peers with these times.
     assert timings == ShardTimings(duration_seconds=90, peer_seconds=90)
     last_try = timings.renew_seconds + 60.0 + timings.call_seconds + 2 * timings.retry_seconds
     assert last_try + timings.call_seconds < timings.duration_seconds - timings.drain_seconds
@@ -84,21 +84,24 @@ def test_a_lease_of_the_default_length_outlasts_a_minute_without_the_management_
         (3, None, "-2", False),
     ],
 )
-async def test_a_pod_is_restarted_where_its_statefulset_has_room_for_its_name(
+async def test_pod_is_restarted_if_its_statefulset_has_its_ordinal(
     replicas: int | None, first: int | None, pod: str, restarted: bool
 ) -> None:
     spec: dict[str, Any] = {} if replicas is None else {"replicas": replicas}
-    found: dict[str, Any] = {"metadata": {}, "spec": spec | ({} if first is None else {"ordinals": {"start": first}})}
+    stateful_set: dict[str, Any] = {
+        "metadata": {},
+        "spec": spec | ({} if first is None else {"ordinals": {"start": first}}),
+    }
 
     class Management:
         async def get(self, resource: Any, name: str, *, namespace: str) -> Any:
             if (resource.plural, name, namespace) != ("statefulsets", "kplane-mcm", "kplane-system"):
                 raise NotFound(404, "NotFound", "there is none")
-            return found
+            return stateful_set
 
     client = cast("Client", Management())
     assert await is_restarted(client, namespace="kplane-system", pod=pod) is restarted
-    found["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    stateful_set["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert not await is_restarted(client, namespace="kplane-system", pod=pod)
 
 
@@ -125,7 +128,7 @@ async def test_a_pod_is_restarted_where_its_statefulset_has_room_for_its_name(
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(
+def test_conflicting_sharding_flags_are_refused_with_the_reason(
     flags: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -135,7 +138,7 @@ def test_what_does_not_go_together_is_refused(
 
 @dataclass
 class Fake:
-    """An instance as far as it matters here: the component that it is, its cluster and the time of its Lease."""
+    """A fake instance: its component, its cluster and the remaining time of its Lease."""
 
     component: str
     cluster: Cluster
@@ -147,10 +150,10 @@ def fakes(*names: str) -> list[Instance]:
     return cast("list[Instance]", [Fake(name, Cluster(name, config=config)) for name in names])
 
 
-async def test_instances_of_clusters_that_are_not_ours_are_killed_whoever_forgot_them(
+async def test_instance_without_shard_or_instance_lease_is_killed(
     tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
-    """And no others; a cluster or a Lease whose time is running out loses its instance before that."""
+    """Other instances stay. An instance is killed before its shard Lease or the Lease in its control plane expires."""
     ends_at = {"ours": time.monotonic() + 60.0, "ending": time.monotonic() + 60.0}
 
     def seconds_left(name: str) -> float | None:
@@ -160,12 +163,12 @@ async def test_instances_of_clusters_that_are_not_ours_are_killed_whoever_forgot
 
     names = ("ours", "ending", "lost", "leaseless", "unbounded")
     enforcer = LeaseEnforcer(tmp_path, seconds_left=lambda name: None if name == "unbounded" else seconds_left(name))
-    present = fakes("ours", "ending", "leaseless", "unbounded")
-    leaseless = cast("Fake", present[2])
+    instances = fakes("ours", "ending", "leaseless", "unbounded")
+    leaseless = cast("Fake", instances[2])
     ends_at["leaseless"], leaseless.seconds_left = time.monotonic() + 60.0, 60.0
     async with (
         ProcessRuntime(tmp_path, programs=[Path("/bin")]) as runtime,
-        enforcer.running(lambda: present, stop=asyncio.Event()),
+        enforcer.running(lambda: instances, stop=asyncio.Event()),
     ):
         for name in names:
             component = Component(name=name, program="sleep", args=("1000",), restart=RestartPolicy.NEVER)
@@ -177,24 +180,24 @@ async def test_instances_of_clusters_that_are_not_ours_are_killed_whoever_forgot
 
         await enforcer.admit()
         assert running() == set(names)
-        present += fakes("lost")
-        ends_at["ending"] = time.monotonic() + 0.6  # it is ended half a second before that
-        leaseless.seconds_left = 0.0  # that of its control plane
+        instances += fakes("lost")
+        ends_at["ending"] = time.monotonic() + 0.6  # the instance is killed half a second earlier
+        leaseless.seconds_left = 0.0  # of the Lease in its control plane
         await enforcer.admit()
         await eventually(running, lambda found: found == {"ours", "unbounded"})
         for name in names:
             await runtime.delete(name)
 
 
-async def test_an_mcm_that_is_alone_has_its_instances_killed_when_their_leases_run_out(
+async def test_unsharded_instance_is_killed_when_its_lease_runs_out(
     tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
     enforcer = LeaseEnforcer(tmp_path)
-    present = fakes("ours", "lost")
-    cast("Fake", present[0]).seconds_left, cast("Fake", present[1]).seconds_left = 60.0, 0.0
+    instances = fakes("ours", "lost")
+    cast("Fake", instances[0]).seconds_left, cast("Fake", instances[1]).seconds_left = 60.0, 0.0
     async with (
         ProcessRuntime(tmp_path, programs=[Path("/bin")]) as runtime,
-        enforcer.running(lambda: present, stop=asyncio.Event()),
+        enforcer.running(lambda: instances, stop=asyncio.Event()),
     ):
         for name in ("ours", "lost"):
             await runtime.apply(Component(name=name, program="sleep", args=("1000",), restart=RestartPolicy.NEVER))
@@ -211,23 +214,23 @@ def holder_of(directory: Path, *, prefix: str | None = None) -> Holder:
     return lease_holder(directory, sharding=sharding, uid=str)
 
 
-def test_an_mcm_follows_those_that_have_ended_when_it_begins(tmp_path: Path) -> None:
+def test_mcm_follows_earlier_mcm_of_its_fleet_or_its_directory(tmp_path: Path) -> None:
     [cluster] = [fake.cluster for fake in fakes("a")]
 
     def follows(one: Holder, other: Holder) -> bool:
         mark = one.mark(cluster)
         return mark is not None and mark in other.identity(cluster)
 
-    one, two = tmp_path / "one", tmp_path / "two"
-    shared = holder_of(one, prefix="mcm")
-    assert shared.name == "one"
-    assert follows(shared, holder_of(two, prefix="mcm"))
-    # Two fleets that serve one registration by mistake.
-    assert not follows(shared, holder_of(two, prefix="gold"))
-    # One that is alone, as each dedicated mcm is, follows only itself. A pod may be deleted by force and work on.
-    assert follows(holder_of(one), holder_of(one))
-    assert not follows(holder_of(one), holder_of(two))
-    assert not follows(shared, holder_of(one))
-    assert not follows(holder_of(one), shared)
-    (one / ".fleet").write_bytes(b"")
-    assert follows(holder_of(one), holder_of(one))
+    directory, other_directory = tmp_path / "one", tmp_path / "two"
+    sharded_holder = holder_of(directory, prefix="mcm")
+    assert sharded_holder.name == "one"
+    assert follows(sharded_holder, holder_of(other_directory, prefix="mcm"))
+    # Two fleets serve the same registration by mistake.
+    assert not follows(sharded_holder, holder_of(other_directory, prefix="gold"))
+    # Without sharding, as each dedicated mcm, mcm follows only itself. A force-deleted pod may work on.
+    assert follows(holder_of(directory), holder_of(directory))
+    assert not follows(holder_of(directory), holder_of(other_directory))
+    assert not follows(sharded_holder, holder_of(directory))
+    assert not follows(holder_of(directory), sharded_holder)
+    (directory / ".fleet").write_bytes(b"")
+    assert follows(holder_of(directory), holder_of(directory))

@@ -1,4 +1,4 @@
-"""Several mcm share a fleet: no two of them have an instance at work on one control plane, whatever happens to them."""
+"""Several mcm share a fleet. At no time do the instances of two mcm write to the same control plane."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ pytestmark = [
 Eventually = Callable[..., Any]
 
 _SECONDS = 10
-"""That a Lease lasts."""
+"""Duration of a shard Lease."""
 _STOPPED_SECONDS = 60.0
 _PATIENCE = 90.0
-"""On a machine that does other things too."""
+"""Timeout of each wait, long enough for a busy machine."""
 
 
 class Replicas:
-    """mcm under several names, with Leases in the namespace of a fleet, and what each of them has running."""
+    """Replicas of mcm by name, with Leases in the namespace of a fleet, and the instances of each replica."""
 
     def __init__(self, make: Callable[..., Any], *, namespace: str, eventually: Eventually) -> None:
         self._make = make
@@ -48,10 +48,10 @@ class Replicas:
         self._eventually = eventually
         self.running: dict[str, Any] = {}
         self.apart = False
-        """Whether each registration has a Lease of its own, where several are of one API server."""
+        """Whether each registration has a separate instance Lease, so that several can have the same API server."""
 
     def start(self, name: str, *, kubeconfig: Path | None = None) -> Any:
-        """With a kubeconfig of the management cluster, where it takes another way there than others."""
+        """Start a replica. `kubeconfig` replaces the default kubeconfig of the management cluster."""
         mcm = self.running[name] = self._make(name, kubeconfig, apart=self.apart)
         mcm.start(
             "--cluster-sharding",
@@ -62,23 +62,25 @@ class Replicas:
         return mcm
 
     def forget(self, name: str) -> Any:
-        """Ask this one nothing any more: it is stopped, or has ended."""
+        """Stop querying a replica that is stopped or has ended."""
         return self.running.pop(name)
 
     async def instances(self) -> dict[str, list[tuple[str, int]]]:
-        """By cluster, the names of the replicas with an instance that is ready, and its process."""
-        found: dict[str, list[tuple[str, int]]] = {}
+        """Return, by cluster, the replicas with a ready instance and the pid of that instance."""
+        instances: dict[str, list[tuple[str, int]]] = {}
         for name, mcm in self.running.items():
-            for cluster, told in (await asyncio.to_thread(mcm.clusters)).items():
-                found.setdefault(cluster, []).extend([(name, told["pid"])] if told["state"] == "Ready" else [])
-        return found
+            for cluster, summary in (await asyncio.to_thread(mcm.clusters)).items():
+                instances.setdefault(cluster, []).extend(
+                    [(name, summary["pid"])] if summary["state"] == "Ready" else []
+                )
+        return instances
 
     async def settled(self, *clusters: str, accept: Callable[[dict[str, tuple[str, int]]], Any] = bool) -> Any:
-        """Wait until each cluster has one instance that is ready, and give them by cluster."""
+        """Wait until each cluster has exactly one ready instance. Returns its replica and pid by cluster."""
 
         async def told() -> dict[str, tuple[str, int]]:
-            found = await self.instances()
-            return {name: found[name][0] for name in clusters if len(found.get(name, ())) == 1}
+            instances = await self.instances()
+            return {name: instances[name][0] for name in clusters if len(instances.get(name, ())) == 1}
 
         return await self._eventually(
             told, lambda found: len(found) == len(clusters) and accept(found), timeout=_PATIENCE
@@ -95,7 +97,7 @@ class Replicas:
     async def metric(self, name: str, metric: str, label: str) -> float:
         text = (await asyncio.to_thread(self.running[name].get, "/metrics"))[1]
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-        [value] = [each.value for each in samples if each.name == metric and label in each.labels.values()]
+        [value] = [entry.value for entry in samples if entry.name == metric and label in entry.labels.values()]
         return float(value)
 
 
@@ -136,32 +138,32 @@ async def replicas(
 
 
 def reapers(mcm: Any) -> list[int]:
-    """Numbers of the processes that would end the instances of an mcm in time."""
-    found = []
+    """Return the pids of the watchdog that kills the instances of an mcm before their Leases run out."""
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if b"reaper.py" in (line := path.read_bytes()) and str(mcm.state).encode() in line:
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 class Story:
-    """What becomes of the instance of one registration, and what API servers know of its writers."""
+    """The instance of a registration over time, and its writers according to the audit logs of API servers."""
 
     def __init__(self, name: str, *, audits: list[Path], replicas: Replicas, eventually: Eventually) -> None:
         self.name = name
         self.writers: list[str] = []
-        """In their order: names of replicas, each with the number of the process."""
+        """Replica and pid of each writer, in the order of their first writes."""
         self._audits = audits
         self._replicas = replicas
         self._eventually = eventually
 
     def spans(self) -> list[list[Span]]:
-        """Of each control plane."""
+        """Return the spans of writes for each control plane."""
         return [spans(audit, prefix=self._replicas.namespace) for audit in self._audits]
 
     async def goes_on(self, *, anew: bool = True) -> str:
-        """Wait until an instance has written, another one than before where it begins anew; name its replica."""
+        """Wait until the ready instance has written, and return its replica. With `anew`, wait for a new instance."""
 
         def accept(found: dict[str, tuple[str, int]]) -> bool:
             return not anew or self._writer(found) not in self.writers
@@ -169,7 +171,7 @@ class Story:
         writer = self._writer(await self._replicas.settled(self.name, accept=accept))
 
         def seen() -> bool:
-            return any(span.writer == writer for found in self.spans() for span in found)
+            return any(span.writer == writer for writes in self.spans() for span in writes)
 
         await self._eventually(lambda: asyncio.to_thread(seen), timeout=_PATIENCE)
         if writer not in self.writers:
@@ -177,7 +179,7 @@ class Story:
         return writer.partition(".")[0]
 
     async def joined_by(self, name: str) -> str:
-        """Start one more replica, and name the one that has the instance when all is shared out."""
+        """Start another replica. Returns the replica of the instance after the shards are shared out."""
         self._replicas.start(name)
         await self._replicas.shares(SHARDS // 2, SHARDS // 2)
         return await self.goes_on(anew=False)
@@ -191,59 +193,59 @@ class Story:
 async def test_two_instances_never_write_to_one_control_plane(
     fleet: Any, tenants: Any, replicas: Replicas, eventually: Eventually
 ) -> None:
-    """The audit logs of the control planes tell, through all that a fleet may meet."""
+    """The audit logs of the control planes show it through moves, an update, a stopped and a killed replica."""
     first, second = tenants["one"], tenants["two"]
     name = await fleet.register("story", first.controllers_secret(), server=first.server)
     story = Story(name, audits=[first.audit, second.audit], replicas=replicas, eventually=eventually)
     async with kept_busy(first.config, second.config, name=fleet.namespace):
         replicas.start("a")
         assert await story.goes_on() == "a"
-        # Another endpoint, and another control plane.
+        # The registration gets another endpoint, then another control plane.
         await fleet.resolve("story", server=first.server.replace("127.0.0.1", "localhost"), secret="story")
         assert await story.goes_on() == "a"
         await fleet.put_secret("second", second.controllers_secret())
         await fleet.resolve("story", server=second.server, secret="second")
         assert await story.goes_on() == "a"
 
-        # A rolling update: the next one is there before the last one goes.
+        # Rolling update: the new replica runs before the old replica ends.
         await story.joined_by("b")
-        former = replicas.forget("a")
-        assert await asyncio.to_thread(former.end) == 0
+        old_mcm = replicas.forget("a")
+        assert await asyncio.to_thread(old_mcm.end) == 0
         assert await story.goes_on(anew=False) == "b"
 
-        # One that is stopped for longer than its Leases last, while its instance goes on.
+        # A replica is stopped for longer than its Leases last, while its instance goes on.
         owner = await story.joined_by("c")
-        stopped = replicas.forget(owner)
-        stopped.process.send_signal(signal.SIGSTOP)
-        began = time.monotonic()
+        stopped_mcm = replicas.forget(owner)
+        stopped_mcm.process.send_signal(signal.SIGSTOP)
+        stopped_at = time.monotonic()
         [follower] = replicas.running
         assert await story.goes_on() == follower
-        assert not stopped.instances()
-        await eventually(lambda: time.monotonic() - began > _STOPPED_SECONDS, timeout=2 * _STOPPED_SECONDS)
-        stopped.process.send_signal(signal.SIGCONT)
-        # It cannot know what was done in its absence: it ends, to be started again.
-        assert await asyncio.to_thread(stopped.process.wait, _PATIENCE) == 1
-        await eventually(lambda: not stopped.instances() and not reapers(stopped))
+        assert not stopped_mcm.instances()
+        await eventually(lambda: time.monotonic() - stopped_at > _STOPPED_SECONDS, timeout=2 * _STOPPED_SECONDS)
+        stopped_mcm.process.send_signal(signal.SIGCONT)
+        # The replica cannot know of writes in its absence, so it ends in order to be restarted.
+        assert await asyncio.to_thread(stopped_mcm.process.wait, _PATIENCE) == 1
+        await eventually(lambda: not stopped_mcm.instances() and not reapers(stopped_mcm))
 
-        # One that is killed without a word: its instance goes with it, and who follows it says so in its place.
+        # A replica is killed. Its instance dies with it, and the next replica reports the end of that instance.
         owner = await story.joined_by("d")
-        killed = replicas.forget(owner)
-        assert await asyncio.to_thread(killed.end, signal.SIGKILL) == -signal.SIGKILL
-        await eventually(lambda: not killed.instances() and not reapers(killed))
+        killed_mcm = replicas.forget(owner)
+        assert await asyncio.to_thread(killed_mcm.end, signal.SIGKILL) == -signal.SIGKILL
+        await eventually(lambda: not killed_mcm.instances() and not reapers(killed_mcm))
         await fleet.withdraw("story")
         await eventually(lambda: fleet.told("story"), lambda found: found == ("False", "Ended", ""), timeout=_PATIENCE)
         await fleet.resolve("story", server=second.server, secret="second")
         [follower] = replicas.running
         assert await story.goes_on() == follower
 
-    for found in story.spans():
-        for before, after in itertools.pairwise(found):
-            assert before.ended < after.began, found
-        assert all(span.writer in story.writers for span in found), "not one that nobody knows of"
+    for writes in story.spans():
+        for before, after in itertools.pairwise(writes):
+            assert before.ended < after.began, writes
+        assert all(span.writer in story.writers for span in writes), "not one that nobody knows of"
 
 
 async def registered(fleet: Any, tenant: Any, *, count: int) -> list[str]:
-    """Names of registrations that are in so many shards."""
+    """Register a tenant `count` times, each time in another shard. Returns the names of the registrations."""
     stems: dict[int, str] = {}
     for number in range(1000):
         stems.setdefault(slot_of(fleet.name(f"r{number}"), SHARDS), f"r{number}")
@@ -253,64 +255,64 @@ async def registered(fleet: Any, tenant: Any, *, count: int) -> list[str]:
     ]
 
 
-async def test_who_cannot_reach_the_management_cluster_has_ended_before_others_begin(
+async def test_isolated_replica_ends_its_instances_before_others_start(
     fleet: Any, tenants: Any, api_server: Any, replicas: Replicas, gate_to: Any, tmp_path: Path, eventually: Eventually
 ) -> None:
-    """A network that swallows everything; where it is back, both share again, and nobody was started again."""
+    """The network drops all packets. When it is back, both replicas share again, and neither was restarted."""
     server = ClusterConfig.load(api_server.mcm_kubeconfig).server
     replicas.apart = True
     names = await registered(fleet, tenants["one"], count=5)
     async with gate_to(server) as gate:
-        behind = tmp_path / "behind-the-gate"
-        behind.write_text(api_server.mcm_kubeconfig.read_text().replace(server, gate.url))
-        cut = replicas.start("cut", kubeconfig=behind)
+        kubeconfig = tmp_path / "behind-the-gate"
+        kubeconfig.write_text(api_server.mcm_kubeconfig.read_text().replace(server, gate.url))
+        cut_mcm = replicas.start("cut", kubeconfig=kubeconfig)
         await replicas.shares(SHARDS)
-        free = replicas.start("free")
+        free_mcm = replicas.start("free")
         await replicas.shares(SHARDS // 2, SHARDS // 2)
-        moving = {name: pid for name, (owner, pid) in (await replicas.settled(*names)).items() if owner == "cut"}
-        together: list[str] = []
+        moving_pids = {name: pid for name, (owner, pid) in (await replicas.settled(*names)).items() if owner == "cut"}
+        overlaps: list[str] = []
 
         async def moved() -> bool:
-            theirs = {name: told["pid"] for name, told in (await asyncio.to_thread(free.clusters)).items()}
-            alive = cut.instances()
-            together.extend(name for name, pid in moving.items() if theirs.get(name) and pid in alive)
-            return all(theirs.get(name) for name in moving)
+            free_pids = {name: summary["pid"] for name, summary in (await asyncio.to_thread(free_mcm.clusters)).items()}
+            live_pids = cut_mcm.instances()
+            overlaps.extend(name for name, pid in moving_pids.items() if free_pids.get(name) and pid in live_pids)
+            return all(free_pids.get(name) for name in moving_pids)
 
         gate.flowing.clear()
         replicas.forget("cut")
         await eventually(moved, timeout=_PATIENCE)
-        assert together == []
+        assert overlaps == []
         gate.flowing.set()
-        replicas.running["cut"] = cut
+        replicas.running["cut"] = cut_mcm
         await replicas.shares(SHARDS // 2, SHARDS // 2)
         await replicas.settled(*names)
-        assert cut.process.poll() is None
+        assert cut_mcm.process.poll() is None
 
 
-async def test_only_what_must_moves_when_replicas_come_and_go(
+async def test_instance_keeps_its_process_unless_its_shard_moves(
     fleet: Any, tenants: Any, replicas: Replicas, eventually: Eventually
 ) -> None:
-    """1 to 3 to 2: instances whose mcm is the same have the same process."""
+    """From 1 to 3 to 2 replicas, an instance keeps its process if it keeps its replica."""
     replicas.apart = True
     names = await registered(fleet, tenants["one"], count=5)
-    taken = "multicluster_lease_events_total"
+    lease_events = "multicluster_lease_events_total"
     replicas.start("a")
     await replicas.shares(SHARDS)
     before = await replicas.settled(*names)
-    # Whoever would end instances in time is replaced, and none of them notices.
+    # A killed watchdog is replaced, and no instance restarts.
     [reaper] = reapers(replicas.running["a"])
     os.kill(reaper, signal.SIGKILL)
     await eventually(lambda: [pid for pid in reapers(replicas.running["a"]) if pid != reaper])
     assert await replicas.settled(*names) == before
 
     async def stay_but(moved: int, *, acquired: dict[str, int]) -> None:
-        """Wait for instances, and see that no more moved than so many shards, by Leases and by processes."""
+        """Wait for the instances, and assert by Leases and processes that at most `moved` of them moved."""
         nonlocal before
         after = await replicas.settled(*names)
         for name in names:
             assert (after[name] == before[name]) == (after[name][0] == before[name][0]), (name, before, after)
         assert sum(after[name] != before[name] for name in names) <= moved
-        assert {name: await replicas.metric(name, taken, "acquired") for name in acquired} == acquired
+        assert {name: await replicas.metric(name, lease_events, "acquired") for name in acquired} == acquired
         before = after
 
     replicas.start("b")
@@ -319,11 +321,11 @@ async def test_only_what_must_moves_when_replicas_come_and_go(
     replicas.start("c")
     await replicas.shares(5, 5, 6)
     await stay_but(6, acquired={"a": 16, "b": 8})
-    moved = await replicas.metric("c", taken, "acquired")
-    left = replicas.forget("c")
-    assert await asyncio.to_thread(left.end) == 0
+    moved = await replicas.metric("c", lease_events, "acquired")
+    ended_mcm = replicas.forget("c")
+    assert await asyncio.to_thread(ended_mcm.end) == 0
     await replicas.shares(8, 8)
     after = await replicas.settled(*names)
     for name in names:
         assert after[name] == before[name] or before[name][0] == "c", (name, before, after)
-    assert sum([await replicas.metric(name, taken, "acquired") for name in ("a", "b")]) == 24 + moved
+    assert sum([await replicas.metric(name, lease_events, "acquired") for name in ("a", "b")]) == 24 + moved

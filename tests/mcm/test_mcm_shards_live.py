@@ -1,4 +1,4 @@
-"""Two mcm of a StatefulSet: each has the keys of its own shards, and keeps them through an outage and an update."""
+"""Two mcm of a StatefulSet each have only the keys of their own shards, and keep them over an outage and an update."""
 
 from __future__ import annotations
 
@@ -66,15 +66,15 @@ class Pods:
         self.running[name] = mcm
 
     async def ready(self) -> dict[str, tuple[str, int]]:
-        """Wait for an instance of each registration, and give its mcm and its process."""
+        """Wait for a ready instance of each registration. Returns its mcm and its pid by cluster."""
 
         async def found() -> dict[str, tuple[str, int]]:
-            told = {}
+            instances = {}
             for name, mcm in self.running.items():
-                for cluster, each in (await asyncio.to_thread(mcm.clusters)).items():
-                    if each["state"] == "Ready":
-                        told[cluster] = (name, each["pid"])
-            return told
+                for cluster, summary in (await asyncio.to_thread(mcm.clusters)).items():
+                    if summary["state"] == "Ready":
+                        instances[cluster] = (name, summary["pid"])
+            return instances
 
         result: dict[str, tuple[str, int]] = await self._eventually(
             found, lambda told: len(told) == _COUNT, timeout=_PATIENCE
@@ -83,12 +83,12 @@ class Pods:
 
     async def holders(self) -> dict[str, str]:
         leases = (await self._fleet.client.list(LEASES, namespace=self._fleet.namespace)).items
-        names = {each["metadata"]["name"]: each["spec"].get("holderIdentity") or "" for each in leases}
+        names = {lease["metadata"]["name"]: lease["spec"].get("holderIdentity") or "" for lease in leases}
         return {name: holder for name, holder in names.items() if name.startswith("mcm-shard-")}
 
 
 def has_in_memory(pid: int, text: bytes) -> bool:
-    """Whether a process has this text anywhere."""
+    """Return whether the memory of a process contains a text."""
     with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         for line in maps:
             span, rights = line.split()[:2]
@@ -122,19 +122,19 @@ async def test_replicas_have_their_own_keys_and_keep_their_shards(
     before = await watches()
     server = ClusterConfig.load(api_server.mcm_kubeconfig).server
     async with gate_to(server) as gate:
-        behind = tmp_path / "behind-the-gate"
-        behind.write_text(api_server.mcm_kubeconfig.read_text().replace(server, gate.url))
-        pods = Pods(fleet, make=lambda: mcm_of(behind, apart=True), eventually=eventually)
+        kubeconfig = tmp_path / "behind-the-gate"
+        kubeconfig.write_text(api_server.mcm_kubeconfig.read_text().replace(server, gate.url))
+        pods = Pods(fleet, make=lambda: mcm_of(kubeconfig, apart=True), eventually=eventually)
         await pods.open(replicas=2)
         for name in ("mcm-0", "mcm-1"):
             pods.start(name)
-        # A new installation does not wait for Leases that nobody had: they would take 90 s.
+        # A new installation does not wait for Leases without a former holder, which would take 90 s.
         holders = await eventually(
             pods.holders,
             lambda held: sorted(list(held.values()).count(name) for name in pods.running) == [SHARDS // 2] * 2,
             timeout=_PATIENCE,
         )
-        # The keys come after that: a replica that starts long before the other may read all keys that are there.
+        # The keys are written afterwards: a replica that starts long before the other may read all existing keys.
         for stem in [stems[shard] for shard in sorted(stems)][: _COUNT * 2 : 2]:
             markers[fleet.name(stem)] = marker = os.urandom(24).hex().encode()
             await fleet.register(
@@ -142,30 +142,32 @@ async def test_replicas_have_their_own_keys_and_keep_their_shards(
             )
         owners = await pods.ready()
 
-        # Each has one watch for each of its own Secrets, and no key of the other's.
+        # Each replica watches each of its own Secrets once, and has no key of the other replica.
         assert {owner for owner, _ in owners.values()} == set(pods.running)
         await eventually(watches, lambda count: count - before == _COUNT)
         for cluster, (owner, _) in owners.items():
             for name, mcm in pods.running.items():
-                there = await asyncio.to_thread(has_in_memory, mcm.process.pid, markers[cluster])
-                assert there == (name == owner), (cluster, name)
+                has_key = await asyncio.to_thread(has_in_memory, mcm.process.pid, markers[cluster])
+                assert has_key == (name == owner), (cluster, name)
 
         # The management API is away for a minute.
         gate.flowing.clear()
-        began = time.monotonic()
-        await eventually(lambda: time.monotonic() - began > _OUTAGE_SECONDS, timeout=2 * _OUTAGE_SECONDS)
+        outage_began_at = time.monotonic()
+        await eventually(lambda: time.monotonic() - outage_began_at > _OUTAGE_SECONDS, timeout=2 * _OUTAGE_SECONDS)
         gate.flowing.set()
         assert await pods.ready() == owners
-        renewed = {each["metadata"]["name"]: each["spec"]["renewTime"] for each in await _leases(fleet)}
+        renew_times = {lease["metadata"]["name"]: lease["spec"]["renewTime"] for lease in await _leases(fleet)}
 
         async def is_renewed() -> bool:
-            return all(each["spec"]["renewTime"] > renewed[each["metadata"]["name"]] for each in await _leases(fleet))
+            return all(
+                lease["spec"]["renewTime"] > renew_times[lease["metadata"]["name"]] for lease in await _leases(fleet)
+            )
 
         await eventually(is_renewed, timeout=_PATIENCE)
         assert await pods.ready() == owners
         assert await pods.holders() == holders
 
-        # A rolling update, from the last one on.
+        # Rolling update, from the last replica on.
         for name in ("mcm-1", "mcm-0"):
             assert await asyncio.to_thread(pods.running[name].end) == 0
             pods.start(name)
@@ -178,5 +180,5 @@ async def test_replicas_have_their_own_keys_and_keep_their_shards(
 
 
 async def _leases(fleet: Any) -> list[dict[str, Any]]:
-    found = (await fleet.client.list(LEASES, namespace=fleet.namespace)).items
-    return [each for each in found if each["metadata"]["name"].startswith("mcm-shard-")]
+    leases = (await fleet.client.list(LEASES, namespace=fleet.namespace)).items
+    return [lease for lease in leases if lease["metadata"]["name"].startswith("mcm-shard-")]

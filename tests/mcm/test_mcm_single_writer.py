@@ -1,4 +1,4 @@
-"""Two instances never work on one control plane at once, whoever is cut off, hangs, or is deleted by force."""
+"""Two instances never work on one control plane at once, even if an mcm is cut off, hangs or is force-deleted."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .start_gate_world import FaultServer
 
 _SHARED: Final = "shared"
 _PODS: Final = ("first pod", "second pod")
-"""A registration of mode Dedicated has one pod after the other; a pod that was deleted by force may still work."""
+"""Successive pods of a registration of mode Dedicated. A pod that was deleted by force may still work."""
 _NAMES: Final = (_SHARED, *_PODS)
 _CLOCKS: Final = {name: 1000.0 * number for number, name in enumerate(_NAMES)}
-"""How far the clock of each node is ahead: clocks of two nodes have nothing in common but their speed."""
+"""Offset of each node's clock in seconds. Clocks of two nodes only agree in their speed."""
 
 
 class Step(NamedTuple):
-    """Something that happens to one mcm; `seconds` pass first."""
+    """An action or a failure of an mcm, `seconds` after the previous step."""
 
     verb: str
     name: str
@@ -37,7 +37,7 @@ class Step(NamedTuple):
 
 
 class World:
-    """One control plane, and whoever may run its instance. Time is made up."""
+    """A control plane, and all mcm that may run its instance, in simulated time."""
 
     def __init__(self, server: FaultServer, directory: Path) -> None:
         self.now = 0.0
@@ -48,7 +48,7 @@ class World:
         self._abandoned: list[TenantLease] = []
 
     def writers(self) -> list[str]:
-        """Name those whose instance may run: its watchdog kills it shortly before its Lease runs out."""
+        """Return each mcm whose instance may run. Its watchdog kills the instance shortly before the Lease runs out."""
         return [name for name, lease in self._leases.items() if lease.seconds_left > _LEAD_SECONDS]
 
     async def take(self, step: Step) -> None:
@@ -64,7 +64,7 @@ class World:
                 if (lease := self._leases.pop(step.name, None)) is not None:
                     await lease.aclose()
             case "kill":
-                # Its instance goes with it, and nobody releases the Lease.
+                # The instance dies with its mcm, and the Lease is not released.
                 if (lease := self._leases.pop(step.name, None)) is not None:
                     self._abandoned.append(lease)
 
@@ -95,7 +95,7 @@ class World:
 steps = st.lists(
     st.builds(
         Step,
-        # An mcm that is cut off or stopped is one that does nothing for a while.
+        # An mcm that is cut off or stopped takes no step for a while.
         verb=st.sampled_from(["look", "look", "look", "lose an answer", "end", "kill"]),
         name=st.sampled_from(_NAMES),
         seconds=st.sampled_from([0.0, 5.0, 36.0, 59.0, 119.0, 121.0]),
@@ -111,7 +111,7 @@ steps = st.lists(
 @example(taken=[Step("look", "first pod", 0.0), Step("look", "second pod", 5.0), Step("look", "second pod", 119.0)])
 @given(taken=steps)
 def test_at_most_one_instance_may_run_in_any_order_of_steps(last: str, taken: Sequence[Step]) -> None:
-    """No step asks what a registration says: the operator clears `status.instance` when a pod is deleted by force."""
+    """No step reads the registration: the operator clears `status.instance` when a pod is deleted by force."""
 
     async def play(directory: Path) -> None:
         server = FaultServer(directory)
@@ -135,7 +135,7 @@ def test_at_most_one_instance_may_run_in_any_order_of_steps(last: str, taken: Se
 
 
 @pytest.mark.parametrize(("name", "waits"), [("first pod", False), ("second pod", True), (_SHARED, True)])
-def test_only_an_mcm_of_the_same_directory_takes_the_lease_of_a_killed_pod_at_once(name: str, waits: bool) -> None:
+def test_only_the_same_directory_takes_over_a_killed_pods_lease(name: str, waits: bool) -> None:
     async def play(directory: Path) -> None:
         server = FaultServer(directory)
         await server.start()
@@ -145,7 +145,7 @@ def test_only_an_mcm_of_the_same_directory_takes_the_lease_of_a_killed_pod_at_on
             await world.take(Step("kill", "first pod", 0.0))
             await world.take(Step("look", name, 0.0))
             assert world.writers() == ([] if waits else [name])
-            # One that ends in peace releases it, and nobody waits.
+            # A regular end releases the Lease, and the next mcm does not wait.
             await world.take(Step("kill", name, TIMINGS.duration_seconds))
             await world.take(Step("look", "first pod", TIMINGS.duration_seconds))
             await world.take(Step("end", "first pod", 0.0))

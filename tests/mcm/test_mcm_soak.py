@@ -1,6 +1,6 @@
-"""Many random events over twenty control planes: what is there in the end is what the registrations call for.
+"""Many random events over twenty control planes. After them, the instances match the registrations.
 
-`KPLANE_SOAK_SEED` and `KPLANE_SOAK_EVENTS` make it another run, or a longer one; a failure says which run it was.
+`KPLANE_SOAK_SEED` chooses other events, and `KPLANE_SOAK_EVENTS` their number. A failure shows seed and events.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Eventually = Callable[..., Any]
 
 CONTROL_PLANES = 20
 ROUND = 25
-"""So many events come as fast as they can, then the fleet has to become what is called for."""
+"""Number of events without a wait between them. After each round, the fleet has to match the registrations."""
 DEADLINE_SECONDS = 150.0
 SERVICES = (("Controllers",), ("Controllers",), ("Controllers", "Scheduler"))
 PROFILES = ("Core", "Nodeless")
@@ -40,10 +40,10 @@ PROFILES = ("Core", "Nodeless")
 
 @dataclass(frozen=True)
 class Wish:
-    """What one registration calls for."""
+    """Desired state of a registration."""
 
     at: int
-    """The control plane."""
+    """Number of the control plane."""
     profile: str
     services: tuple[str, ...]
     ready: bool = True
@@ -51,7 +51,7 @@ class Wish:
 
 @dataclass
 class Soak:
-    """Registrations and control planes as they are meant to be, and the events that change them."""
+    """Desired registrations and control planes, and the events that change them."""
 
     registrations: Any
     mcm: Any
@@ -62,22 +62,22 @@ class Soak:
     certificates: dict[int, bytes] = field(default_factory=dict)
     """The latest client certificate of each control plane."""
     pids: dict[str, int] = field(default_factory=dict)
-    """As of the end of the last round."""
+    """Pid of the controllers by registration, at the end of the last round."""
     happened: list[str] = field(default_factory=list)
 
     @property
     def components(self) -> dict[str, str]:
-        """What has to run, with the name of its registration."""
+        """Components that have to run, each with the name of its registration."""
         return {
-            served.component(name): name
+            kind.component(name): name
             for name, wish in self.wanted.items()
-            for served in InstanceKind
-            if served.name.title() in wish.services
+            for kind in InstanceKind
+            if kind.name.title() in wish.services
         }
 
     @property
     def wanted(self) -> dict[str, Wish]:
-        """By the names of the registrations that have to have instances."""
+        """Desired states of the registrations that need instances, by name."""
         return {self.registrations.name(stem): wish for stem, wish in self.wishes.items() if wish.ready}
 
     async def put_secret(self, at: int) -> None:
@@ -87,7 +87,7 @@ class Soak:
         await self.registrations.put_secret(f"cp-{at}", secret)
 
     async def happen(self, event: str) -> bool:
-        """Have something happen to a registration, where there is one that it can happen to; whether it did."""
+        """Apply an event to a random registration. Returns whether the event was possible for any registration."""
         stems = [stem for stem in self.wishes if self.wishes[stem].ready]
         free = sorted(set(range(CONTROL_PLANES)) - {wish.at for wish in self.wishes.values()})
         match event:
@@ -107,7 +107,7 @@ class Soak:
         return await self.change(event, stem, free=free) and self._note(event, stem)
 
     async def change(self, event: str, stem: str, *, free: Sequence[int] = ()) -> bool:
-        """Change a registration that calls for instances, or what it needs; whether that was possible."""
+        """Change a registration, its Secret, its gate or its process. Returns whether that was possible."""
         wish = self.wishes[stem]
         match event:
             case "delete":
@@ -144,7 +144,7 @@ class Soak:
         return True
 
     def open_files(self) -> Counter[str]:
-        """What mcm has open, by kind, besides its connections to the management API server."""
+        """Count open files of mcm by kind, without its connections to the management API server."""
         port = self.registrations.client.config.server.rpartition(":")[2]
         return open_files(self.mcm.process.pid, besides=int(port))
 
@@ -152,10 +152,10 @@ class Soak:
         return self.chance.choice(PROFILES), self.chance.choice(SERVICES)
 
     async def _wish(self, stem: str, wish: Wish) -> None:
-        known, self.wishes[stem] = stem in self.wishes, wish
-        how = {"secret": f"cp-{wish.at}", "server": self.gates[wish.at].url}
-        await (self.registrations.resolve if known else self.registrations.add)(
-            stem, **how, profile=wish.profile, services=wish.services
+        is_update, self.wishes[stem] = stem in self.wishes, wish
+        options = {"secret": f"cp-{wish.at}", "server": self.gates[wish.at].url}
+        await (self.registrations.resolve if is_update else self.registrations.add)(
+            stem, **options, profile=wish.profile, services=wish.services
         )
 
     def _note(self, event: str, stem: str) -> bool:
@@ -163,30 +163,35 @@ class Soak:
         return True
 
     def open_all(self) -> None:
-        """Have every control plane be there."""
+        """Make every control plane reachable."""
         for gate in self.gates:
             gate.shut = False
 
     def lacking(self) -> list[str]:
-        """Say what is not as it is called for; remembers the processes where all is."""
-        told, wanted, processes = self.mcm.clusters(), self.wanted, set(self.mcm.instances())
-        wrong = [f"{name}: is told of" for name in told.keys() - wanted.keys()]
-        for name, wish in wanted.items():
-            found = told.get(name, {})
+        """Describe all differences from the desired state. If there are none, remember the pids."""
+        clusters, desired, processes = self.mcm.clusters(), self.wanted, set(self.mcm.instances())
+        differences = [f"{name}: is told of" for name in clusters.keys() - desired.keys()]
+        for name, wish in desired.items():
+            cluster = clusters.get(name, {})
             others = [InstanceKind.SCHEDULER.program] if "Scheduler" in wish.services else []
-            seen = found.get("state"), found.get("profile"), found.get("server"), list(found.get("others", ()))
-            if seen != ("Ready", wish.profile, self.gates[wish.at].url, others):
-                wrong.append(f"{name}: {seen} {found.get('message')} instead of {wish}")
+            actual = (
+                cluster.get("state"),
+                cluster.get("profile"),
+                cluster.get("server"),
+                list(cluster.get("others", ())),
+            )
+            if actual != ("Ready", wish.profile, self.gates[wish.at].url, others):
+                differences.append(f"{name}: {actual} {cluster.get('message')} instead of {wish}")
         for component, name in self.components.items():
             file = self.mcm.state / component / "files" / "client.pem"
-            if not file.exists() or self.certificates[wanted[name].at].strip() not in file.read_bytes():
-                wrong.append(f"{component}: has not the latest certificate")
-        pids = [pid for found in told.values() for pid in (found["pid"], *found.get("others", {}).values())]
+            if not file.exists() or self.certificates[desired[name].at].strip() not in file.read_bytes():
+                differences.append(f"{component}: has not the latest certificate")
+        pids = [pid for cluster in clusters.values() for pid in (cluster["pid"], *cluster.get("others", {}).values())]
         if sorted(processes) != sorted(pid for pid in pids if pid is not None):
-            wrong.append(f"processes {sorted(processes)}, and told of {pids}")
-        if not wrong:
-            self.pids = {name: found["pid"] for name, found in told.items()}
-        return wrong
+            differences.append(f"processes {sorted(processes)}, and told of {pids}")
+        if not differences:
+            self.pids = {name: cluster["pid"] for name, cluster in clusters.items()}
+        return differences
 
 
 WEIGHTS = {
@@ -205,17 +210,17 @@ WEIGHTS = {
 
 
 def traces(directory: Path) -> list[str]:
-    """Processes that name a directory on their command line, by command: also such as carry no marker."""
-    found = []
+    """Return the command lines that contain a directory, including processes without a marker."""
+    commands = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if f"{directory}/".encode() in (command := path.read_bytes()):
-                found.append(command.replace(b"\0", b" ").decode())
-    return found
+                commands.append(command.replace(b"\0", b" ").decode())
+    return commands
 
 
 def claimed_ports(directory: Path) -> list[int]:
-    """Ports that belong to components below a directory."""
+    """Return the ports that components below a directory have claimed."""
     claims = Path(tempfile.gettempdir()) / f"kplane-ports-{os.geteuid()}"
     numbers = []
     for claim in claims.iterdir():
@@ -226,60 +231,62 @@ def claimed_ports(directory: Path) -> list[int]:
 
 
 def open_files(pid: int, *, besides: int) -> Counter[str]:
-    """What a process has open, by kind; without its connections to a port, of which it keeps some for a while."""
+    """Count open files of a process by kind, without connections to a port, some of which stay open for a while."""
     connections = (line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:])
-    kept = {f"socket:[{fields[9]}]" for fields in connections if int(fields[2].rpartition(":")[2], 16) == besides}
+    excluded_sockets = {
+        f"socket:[{fields[9]}]" for fields in connections if int(fields[2].rpartition(":")[2], 16) == besides
+    }
     kinds: Counter[str] = Counter()
     for path in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
-            if (target := str(path.readlink())) not in kept:
+            if (target := str(path.readlink())) not in excluded_sockets:
                 kinds[target.partition(":[")[0]] += 1
     return kinds
 
 
 @contextlib.asynccontextmanager
 async def one_each(directory: Path) -> AsyncIterator[None]:
-    """Within, no component ever has two main processes."""
-    doubled: set[str] = set()
+    """Assert that no component has two main processes at any time within the block."""
+    duplicates: set[str] = set()
 
     async def look() -> None:
         while True:
             entries = await asyncio.to_thread(marked_processes, directory)
-            counted = Counter(entry.marker for entry in entries if entry.leader)
-            doubled.update(marker for marker, count in counted.items() if count > 1)
+            counts = Counter(entry.marker for entry in entries if entry.leader)
+            duplicates.update(marker for marker, count in counts.items() if count > 1)
             await asyncio.sleep(0.1)
 
-    looking = asyncio.create_task(look())
+    task = asyncio.create_task(look())
     try:
         yield
     finally:
-        looking.cancel()
-        await asyncio.wait([looking])
-    assert not doubled
+        task.cancel()
+        await asyncio.wait([task])
+    assert not duplicates
 
 
 @pytest.fixture
 def mcm(mcm_of: Any, api_server: Any) -> Any:
-    """With a Lease for each registration: no two of them are of one control plane to it."""
+    """mcm with a separate instance Lease for each registration, so that registrations do not share a Lease."""
     return mcm_of(api_server.mcm_kubeconfig, apart=True)
 
 
 @pytest.fixture
 async def soak(mcm: Any, fleet: Any, tenants: Any, gate_to: Any) -> AsyncIterator[Soak]:
-    """Twenty control planes on two API servers, each with an address and credentials of its own."""
+    """Twenty control planes on two API servers, each with its own address and credentials."""
     servers = [tenants[name] for name in ("one", "two")]
     async with contextlib.AsyncExitStack() as stack:
-        behind = [servers[at % len(servers)] for at in range(CONTROL_PLANES)]
-        gates = [await stack.enter_async_context(gate_to(tenant.server)) for tenant in behind]
+        backends = [servers[at % len(servers)] for at in range(CONTROL_PLANES)]
+        gates = [await stack.enter_async_context(gate_to(tenant.server)) for tenant in backends]
         seed = int(os.environ.get("KPLANE_SOAK_SEED", "7"))
-        found = Soak(fleet, mcm, gates, behind, random.Random(seed), happened=[f"KPLANE_SOAK_SEED={seed}"])
+        soak = Soak(fleet, mcm, gates, backends, random.Random(seed), happened=[f"KPLANE_SOAK_SEED={seed}"])
         for at in range(CONTROL_PLANES):
-            await found.put_secret(at)
-        yield found
+            await soak.put_secret(at)
+        yield soak
 
 
 async def happen(soak: Soak, *, events: int, settled: Callable[[], Awaitable[None]]) -> None:
-    """Have as many events happen, and the fleet become what is called for after each round of them."""
+    """Apply events, and wait after each round until the fleet matches the registrations."""
     rare = {
         events // 4: ("mcm is ended", lambda: end_and_start(soak.mcm, signal.SIGTERM, status=0)),
         events // 2: ("the API server is killed", lambda: kill_api_server(soak.tenants[0])),
@@ -287,9 +294,9 @@ async def happen(soak: Soak, *, events: int, settled: Callable[[], Awaitable[Non
     }
     for index in range(1, events + 1):
         if index in rare:
-            what, act = rare[index]
-            soak.happened.append(what)
-            await asyncio.to_thread(act)
+            description, action = rare[index]
+            soak.happened.append(description)
+            await asyncio.to_thread(action)
         else:
             while not await soak.happen(*soak.chance.choices(list(WEIGHTS), list(WEIGHTS.values()))):
                 pass
@@ -304,24 +311,24 @@ def end_and_start(mcm: Any, number: int, *, status: int) -> None:
 
 
 def kill_api_server(tenant: Any) -> None:
-    """It is started again by what runs it."""
+    """Kill the processes of an API server. Its runtime starts it again."""
     for pid in find_processes(tenant.directory):
         os.kill(pid, signal.SIGKILL)
 
 
 async def check_called_for(soak: Soak, *, mcm: Any, eventually: Eventually) -> None:
-    """See that directories, ports, connections and statuses are those of the instances that are called for."""
-    wanted = soak.components
-    assert mcm.directories() == sorted(wanted)
-    assert len(traces(mcm.state)) == len(mcm.instances()) == len(wanted)
-    ports = {component: json.loads((mcm.state / component / "address.json").read_text()) for component in wanted}
-    assert claimed_ports(mcm.state) == sorted(found["ports"]["https"] for found in ports.values())
+    """Assert that directories, ports, connections and statuses match the desired instances."""
+    components = soak.components
+    assert mcm.directories() == sorted(components)
+    assert len(traces(mcm.state)) == len(mcm.instances()) == len(components)
+    ports = {component: json.loads((mcm.state / component / "address.json").read_text()) for component in components}
+    assert claimed_ports(mcm.state) == sorted(address["ports"]["https"] for address in ports.values())
     for stem, wish in soak.wishes.items():
         uid = soak.registrations.uid_at(soak.gates[wish.at].url)
-        right = {("True", "InstanceRunning", uid)} if wish.ready else {("False", "Ended", ""), ("", "", "")}
+        expected = {("True", "InstanceRunning", uid)} if wish.ready else {("False", "Ended", ""), ("", "", "")}
         await eventually(
             lambda: soak.registrations.told(stem),  # noqa: B023
-            lambda told: told in right,  # noqa: B023
+            lambda told: told in expected,  # noqa: B023
             timeout=DEADLINE_SECONDS,
         )
     in_use = {wish.at for wish in soak.wanted.values()}
@@ -333,11 +340,11 @@ async def check_called_for(soak: Soak, *, mcm: Any, eventually: Eventually) -> N
 
 
 async def check_nothing_left(soak: Soak, *, mcm: Any, had_open: Counter[str], eventually: Eventually) -> None:
-    """See that of all those instances nothing is left, neither on this machine nor within mcm."""
+    """Assert that the instances have left no processes, files, ports, connections or metrics."""
     assert not mcm.instances()
     assert not traces(mcm.state)
     await eventually(lambda: not mcm.directories() and not claimed_ports(mcm.state))
-    tail = soak.registrations.namespace[-10:]  # which every name of a registration ends with
+    tail = soak.registrations.namespace[-10:]  # suffix of the name of every registration
     await eventually(
         lambda: asyncio.to_thread(mcm.get, "/metrics"),
         lambda answer: "process_cpu_seconds_total" in answer[1] and tail not in answer[1],
@@ -347,7 +354,7 @@ async def check_nothing_left(soak: Soak, *, mcm: Any, had_open: Counter[str], ev
 
 
 @pytest.mark.timeout(900)
-async def test_random_events_end_with_what_the_registrations_call_for(
+async def test_fleet_matches_its_registrations_after_random_events(
     soak: Soak, mcm: Any, eventually: Eventually
 ) -> None:
     async def settled() -> None:
@@ -356,7 +363,7 @@ async def test_random_events_end_with_what_the_registrations_call_for(
 
     mcm.start()
     await eventually(lambda: asyncio.to_thread(mcm.get, "/readyz"), lambda answer: answer[0] == 200)
-    had_open = soak.open_files()
+    files_at_start = soak.open_files()
     try:
         async with one_each(mcm.state):
             await happen(soak, events=int(os.environ.get("KPLANE_SOAK_EVENTS", "200")), settled=settled)
@@ -364,7 +371,7 @@ async def test_random_events_end_with_what_the_registrations_call_for(
             for stem in list(soak.wishes):
                 await soak.change("delete", stem)
             await settled()
-        await check_nothing_left(soak, mcm=mcm, had_open=had_open, eventually=eventually)
+        await check_nothing_left(soak, mcm=mcm, had_open=files_at_start, eventually=eventually)
     except BaseException as error:
         error.add_note(", ".join(soak.happened))
         raise

@@ -1,4 +1,4 @@
-"""Which flags say where control planes are found, and which do not go together."""
+"""Flags that choose the source of control planes, and conflicts between them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def parse(tmp_path: Path, *flags: str) -> Source:
     return Settings.parse([f"--state-dir={tmp_path}/state", f"--programs-dir={tmp_path}", *flags]).source
 
 
-def test_registrations_are_the_default_and_all_of_them(tmp_path: Path) -> None:
+def test_default_source_is_all_registrations(tmp_path: Path) -> None:
     source = parse(tmp_path)
     assert (source.kind, source.secrets, source.selector) == (SourceKind.REGISTRATIONS, None, None)
     assert parse(tmp_path, "--cluster-selector=tier in (gold,silver)").selector == "tier in (gold,silver)"
 
 
-def test_endpoints_have_the_secret_that_the_template_names(tmp_path: Path) -> None:
+def test_endpoint_has_the_secret_of_the_template(tmp_path: Path) -> None:
     source = parse(tmp_path, ENDPOINTS, TEMPLATE, "kplane-cp-{name}/{name}-controllers", "--cluster-selector=a!=b")
     assert source.secrets is not None
     assert source.secrets.secret_of("x") == ("kplane-cp-x", "x-controllers")
@@ -35,35 +35,35 @@ def test_endpoints_have_the_secret_that_the_template_names(tmp_path: Path) -> No
     assert scoped.secrets.secret_of("x") == ("fleet", "x-kubeconfig")
 
 
-def test_one_registration_is_of_mode_dedicated(tmp_path: Path) -> None:
+def test_flag_registration_sets_mode_dedicated(tmp_path: Path) -> None:
     source = parse(tmp_path, "--registration=a.b", "--report-status")
     assert (source.registration, source.mode) == ("a.b", RegistrationMode.DEDICATED)
     assert parse(tmp_path).mode is RegistrationMode.SHARED
 
 
-async def test_who_is_told_of_instances(tmp_path: Path) -> None:
+async def test_only_the_source_of_registrations_has_registrations(tmp_path: Path) -> None:
     async with Client(ClusterConfig("https://127.0.0.1:1"), field_manager="kplane") as client:
         assert parse(tmp_path).follow(client).registrations is not None
-        followed = parse(tmp_path, ENDPOINTS, f"{TEMPLATE}=fleet/{{name}}").follow(client)
-        assert followed.registrations is None
-        assert not followed.synced()
+        endpoints = parse(tmp_path, ENDPOINTS, f"{TEMPLATE}=fleet/{{name}}").follow(client)
+        assert endpoints.registrations is None
+        assert not endpoints.synced()
 
 
-async def test_what_has_no_instance_is_unused_once_all_was_read(
+async def test_registration_without_an_instance_is_unused_after_sync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     statuses: dict[str, object] = {"busy": {"instance": {}}, "new": {}, "ended": {"instance": None}, "unknown": None}
     async with Client(ClusterConfig("https://127.0.0.1:1"), field_manager="kplane") as client:
-        followed = parse(tmp_path).follow(client)
-        assert followed.registrations is not None
+        source = parse(tmp_path).follow(client)
+        assert source.registrations is not None
         with pytest.raises(ProviderError, match="have not been read yet"):
-            followed.unused(lambda _: True)
-        monkeypatch.setattr(followed.registrations, "has_synced", lambda: True)
-        monkeypatch.setattr(followed.registrations, "names", lambda: list(statuses))
-        monkeypatch.setattr(followed.registrations, "registration", lambda name: {"status": statuses[name]})
-        assert not followed.unused(lambda _: True)
-        assert followed.unused(lambda name: name != "busy")
-        # Of endpoints, nobody writes whether they have one.
+            source.unused(lambda _: True)
+        monkeypatch.setattr(source.registrations, "has_synced", lambda: True)
+        monkeypatch.setattr(source.registrations, "names", lambda: list(statuses))
+        monkeypatch.setattr(source.registrations, "registration", lambda name: {"status": statuses[name]})
+        assert not source.unused(lambda _: True)
+        assert source.unused(lambda name: name != "busy")
+        # An endpoint has no status with its instance.
         endpoints = parse(tmp_path, ENDPOINTS, f"{TEMPLATE}=fleet/{{name}}").follow(client)
         assert not endpoints.unused(lambda _: False)
 
@@ -86,10 +86,10 @@ async def test_what_has_no_instance_is_unused_once_all_was_read(
         (["--registration=a", ENDPOINTS, f"{TEMPLATE}=fleet/{{name}}"], "is for --cluster-source=controlplaneregist"),
     ],
 )
-def test_what_does_not_go_together_is_refused_with_a_sentence(
+def test_conflicting_source_flags_are_refused_with_the_reason(
     tmp_path: Path, flags: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         parse(tmp_path, *flags)
-    assert ended.value.code == 2
+    assert exit_info.value.code == 2
     assert reason in " ".join(capsys.readouterr().err.split())

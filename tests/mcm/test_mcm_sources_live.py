@@ -1,4 +1,4 @@
-"""Sources that are not the default, on a real management cluster and real control planes."""
+"""Endpoints as a source and selectors of registrations, on a real management cluster and real control planes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def admin(api_server: Any) -> AsyncIterator[Client]:
         yield client
 
 
-async def test_endpoints_with_the_label_have_an_instance_and_nothing_is_written(
+async def test_labelled_endpoint_has_an_instance_and_stays_unchanged(
     mcm_of: Any, api_server: Any, admin: Client, tenants: Any, eventually: Eventually
 ) -> None:
     stem = uuid.uuid4().hex[:8]
@@ -57,7 +57,7 @@ async def test_endpoints_with_the_label_have_an_instance_and_nothing_is_written(
 
         async def states() -> dict[str, str]:
             with contextlib.suppress(OSError):
-                return {name: found["state"] for name, found in (await asyncio.to_thread(mcm.clusters)).items()}
+                return {name: summary["state"] for name, summary in (await asyncio.to_thread(mcm.clusters)).items()}
             return {}
 
         await eventually(states, lambda found: found == {names["one"]: "Ready"})
@@ -65,7 +65,7 @@ async def test_endpoints_with_the_label_have_an_instance_and_nothing_is_written(
             await works(tenant, eventually)
         assert await admin.get(ENDPOINTS, names["one"]) == written["one"]
 
-        # Without the label it ends, and the other one's begins with it.
+        # An instance ends when its endpoint loses the label, and starts when its endpoint gets the label.
         await admin.patch(ENDPOINTS, names["two"], {"metadata": {"labels": {"fleet": stem}}})
         await admin.patch(ENDPOINTS, names["one"], {"metadata": {"labels": {"fleet": None}}})
         await eventually(states, lambda found: found == {names["two"]: "Ready"})
@@ -73,12 +73,12 @@ async def test_endpoints_with_the_label_have_an_instance_and_nothing_is_written(
         async def told() -> list[str]:
             events = (await admin.list(EVENTS, namespace="default")).items
             ours = [
-                found for found in events if found["involvedObject"].get("uid") == written["one"]["metadata"]["uid"]
+                event for event in events if event["involvedObject"].get("uid") == written["one"]["metadata"]["uid"]
             ]
-            assert all(found["involvedObject"]["kind"] == "ControlPlaneEndpoint" for found in ours)
-            return sorted(found["reason"] for found in ours)
+            assert all(event["involvedObject"]["kind"] == "ControlPlaneEndpoint" for event in ours)
+            return sorted(event["reason"] for event in ours)
 
-        # Of one that was too slow to start there may be more.
+        # After a slow start there may be more Events.
         await eventually(told, lambda found: {"InstanceEnded", "InstanceStarted"} <= set(found))
     finally:
         for name in names.values():
@@ -86,21 +86,21 @@ async def test_endpoints_with_the_label_have_an_instance_and_nothing_is_written(
         await admin.delete(NAMESPACES, namespace)
 
 
-async def test_of_two_endpoints_of_one_api_server_the_older_one_has_the_instance(
+async def test_older_of_two_endpoints_of_an_api_server_has_the_instance(
     mcm_of: Any, api_server: Any, admin: Client, tenants: Any, eventually: Eventually
 ) -> None:
     stem = uuid.uuid4().hex[:8]
     names, namespace = [f"one-{stem}", f"two-{stem}", f"bare-{stem}"], f"fleet-{stem}"
     await admin.create(NAMESPACES, {"metadata": {"name": namespace}})
     data = {k: base64.b64encode(v).decode() for k, v in tenants["one"].controllers_secret().items()}
-    # The one without credentials comes first, and keeps nobody from anything.
+    # The endpoint without credentials is the oldest, and does not block the others.
     for name in reversed(names):
         if not name.startswith("bare"):
             await admin.create(SECRETS, {"metadata": {"name": f"{name}-keys", "namespace": namespace}, "data": data})
         spec = {"endpoint": f"{tenants['one'].server}/"}
-        made = await admin.create(ENDPOINTS, {"metadata": {"name": name, "labels": {"fleet": stem}}, "spec": spec})
-        # Of two of one second, neither is older.
-        over = datetime.fromisoformat(made["metadata"]["creationTimestamp"]) + timedelta(seconds=1)
+        endpoint = await admin.create(ENDPOINTS, {"metadata": {"name": name, "labels": {"fleet": stem}}, "spec": spec})
+        # Of two endpoints of the same second, neither is older.
+        over = datetime.fromisoformat(endpoint["metadata"]["creationTimestamp"]) + timedelta(seconds=1)
         await eventually(lambda over=over: datetime.now(UTC) >= over)
     younger, older, _ = names
     mcm = mcm_of(api_server.admin_kubeconfig)
@@ -114,13 +114,13 @@ async def test_of_two_endpoints_of_one_api_server_the_older_one_has_the_instance
 
         async def states() -> dict[str, str]:
             with contextlib.suppress(OSError):
-                return {name: found["state"] for name, found in (await asyncio.to_thread(mcm.clusters)).items()}
+                return {name: summary["state"] for name, summary in (await asyncio.to_thread(mcm.clusters)).items()}
             return {}
 
         async def warnings() -> list[str]:
             events = (await admin.list(EVENTS, namespace="default")).items
-            ours = [found for found in events if found["involvedObject"].get("name") == younger]
-            return [found["message"] for found in ours if found["reason"] == "InstanceCannotStart"]
+            ours = [event for event in events if event["involvedObject"].get("name") == younger]
+            return [event["message"] for event in ours if event["reason"] == "InstanceCannotStart"]
 
         await eventually(states, lambda found: found == {older: "Ready"})
         await eventually(warnings, lambda found: any(told.startswith(f"{older}, which is older") for told in found))
@@ -134,10 +134,10 @@ async def test_of_two_endpoints_of_one_api_server_the_older_one_has_the_instance
 
 
 @pytest.mark.parametrize("gone", [False, True], ids=["there", "gone"])
-async def test_a_registration_that_lost_its_label_is_told_of_the_end(
+async def test_end_is_reported_to_a_registration_that_lost_its_label(
     api_server: Any, admin: Client, eventually: Eventually, gone: bool
 ) -> None:
-    """The watch tells of it as of one that is gone; the operator waits for what its status says of the instance."""
+    """The watch shows such a registration as deleted. The operator waits for the end of the instance in its status."""
     name = f"left-{uuid.uuid4().hex[:8]}"
     spec = {"controlPlaneRef": {"name": name}, "services": ["Controllers"]}
     body = {"metadata": {"name": name, "labels": {"reports": name}}, "spec": spec}
@@ -162,9 +162,9 @@ async def test_a_registration_that_lost_its_label_is_told_of_the_end(
             if gone:
                 assert not await admin.exists(REGISTRATIONS, name)
                 return
-            told = (await admin.get(REGISTRATIONS, name))["status"]
-            assert "instance" not in told
-            assert [found["reason"] for found in told["conditions"]] == ["Ended"]
+            status = (await admin.get(REGISTRATIONS, name))["status"]
+            assert "instance" not in status
+            assert [condition["reason"] for condition in status["conditions"]] == ["Ended"]
         finally:
             task.cancel()
             await asyncio.wait([task])

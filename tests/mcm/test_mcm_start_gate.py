@@ -1,4 +1,4 @@
-"""What stands in the way of instances: API servers that are away or broken, and other controller managers."""
+"""Conditions that block instances: API servers that are away or broken, and other controller managers."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ Eventually = Callable[..., Any]
 @pytest.fixture
 async def world(runtime: ProcessRuntime, tmp_path: Path) -> AsyncIterator[World]:
     program(tmp_path)
-    found = World(runtime, tmp_path)
-    await found.server.start()
+    world = World(runtime, tmp_path)
+    await world.server.start()
     try:
-        yield found
+        yield world
     finally:
-        await found.clusters.aclose()
-        await found.server.stop()
+        await world.clusters.aclose()
+        await world.server.stop()
 
 
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
-    made, look = Time(), TenantLease.look
+    fake_time, look = Time(), TenantLease.look
 
     async def counted(lease: TenantLease, config: ClusterConfig, **limits: Any) -> BlockingReason | None:
-        found = await look(lease, config, **limits)
-        made.answered += found is None
-        made.unanswered += found is not None
-        return found
+        reason = await look(lease, config, **limits)
+        fake_time.answered += reason is None
+        fake_time.unanswered += reason is not None
+        return reason
 
-    monkeypatch.setattr("kplane.mcm.instance.start_gate._now", lambda: made.now)
+    monkeypatch.setattr("kplane.mcm.instance.start_gate._now", lambda: fake_time.now)
     monkeypatch.setattr(TenantLease, "look", counted)
-    return made
+    return fake_time
 
 
-async def test_an_instance_ends_after_the_grace_and_comes_back_with_its_api_server(
+async def test_instance_stops_after_grace_and_returns_with_its_api_server(
     world: World, time: Time, eventually: Eventually
 ) -> None:
     await world.add()
@@ -75,7 +75,7 @@ async def test_an_instance_ends_after_the_grace_and_comes_back_with_its_api_serv
     await eventually(lambda: world.heard.last()[0] is Reason.STARTING)
 
 
-async def test_an_api_server_that_is_back_in_time_costs_nothing(
+async def test_instance_survives_an_outage_shorter_than_the_grace(
     world: World, time: Time, eventually: Eventually
 ) -> None:
     await world.add()
@@ -92,14 +92,14 @@ async def test_an_api_server_that_is_back_in_time_costs_nothing(
     assert world.summary().pid == pid
 
 
-async def test_an_instance_runs_on_and_starts_though_a_webhook_holds_up_each_write(
+async def test_instance_starts_and_runs_though_a_webhook_delays_writes(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(world.instances, "_gate_pace", replace(PACE, timeout=0.1, grace=2.0))
     guarded(world.server.leases)
     world.server.write_after_seconds = 0.5
     await world.add()
-    # It says what its start waits for, as after a move.
+    # The observer hears which webhook delays the start, as after a move.
     await eventually(lambda: world.heard.last()[0] is Reason.WEBHOOK_REFUSED)
     assert "'guard.example.com' of ValidatingWebhookConfiguration guard-0" in world.heard.last()[1]
     pid = await eventually(lambda: world.summary().pid)
@@ -108,20 +108,20 @@ async def test_an_instance_runs_on_and_starts_though_a_webhook_holds_up_each_wri
     assert (world.server.leases.holder(), world.summary().pid) == (holder, pid)
 
 
-async def test_an_instance_that_a_webhook_ends_names_it_and_comes_back(
+async def test_instance_stopped_by_a_webhook_names_it_and_returns(
     world: World, time: Time, eventually: Eventually
 ) -> None:
     guarded(world.server.leases, policy="Fail")
     await world.add()
     await eventually(lambda: world.summary().pid)
-    said = 'Internal error occurred: failed calling webhook "guard.example.com": failed to call webhook'
-    world.server.leases.refusal = answer("500 Error", {"kind": "Status", "message": said, "code": 500})
+    failure = 'Internal error occurred: failed calling webhook "guard.example.com": failed to call webhook'
+    world.server.leases.refusal = answer("500 Error", {"kind": "Status", "message": failure, "code": 500})
     await eventually(lambda: time.unanswered > 1)
     time.now += PACE.grace + 0.01
     await eventually(lambda: world.summary().pid is None)
     reason, message = world.heard.last()
     assert reason is Reason.WEBHOOK_REFUSED
-    assert said in message
+    assert failure in message
     world.server.leases.refusal = None
     await eventually(lambda: world.summary().pid)
 
@@ -137,30 +137,28 @@ async def test_an_instance_that_a_webhook_ends_names_it_and_comes_back(
     ],
     ids=["silent", "garbage", "other protocol", "unavailable", "flood"],
 )
-async def test_no_instance_runs_for_a_broken_api_server_and_the_others_do_not_notice(
+async def test_broken_api_server_blocks_only_its_own_instance(
     world: World, eventually: Eventually, tmp_path: Path, given: bytes | None, endless: bool, words: str
 ) -> None:
     world.server.answer, world.server.endless = given, endless
-    good = FaultServer(tmp_path)
-    await good.start()
+    good_server = FaultServer(tmp_path)
+    await good_server.start()
     try:
         await world.add()
-        await world.add("good", good.config)
+        await world.add("good", good_server.config)
         pid = await eventually(lambda: world.summary("good").pid)
         await eventually(lambda: world.heard.last()[0] is Reason.API_SERVER_UNREACHABLE)
         assert words in world.heard.last()[1]
         assert world.summary().pid is None
         assert world.summary("good").pid == pid
-        # What it is mended to is seen without anybody's help.
+        # mcm notices the repaired API server by itself.
         world.server.answer, world.server.endless = world.server.leases, False
         await eventually(lambda: world.summary().pid)
     finally:
-        await good.stop()
+        await good_server.stop()
 
 
-async def test_a_wrong_certificate_is_told_and_the_right_ca_is_tried_at_once(
-    world: World, eventually: Eventually
-) -> None:
+async def test_wrong_ca_is_reported_and_the_right_ca_starts_the_instance(world: World, eventually: Eventually) -> None:
     foreign = replace(world.server.config, ca_data=create_authority("foreign").certificate)
     await world.add(config=foreign)
     await eventually(lambda: world.heard.last()[0] is Reason.API_SERVER_UNREACHABLE)
@@ -169,18 +167,18 @@ async def test_a_wrong_certificate_is_told_and_the_right_ca_is_tried_at_once(
     await eventually(lambda: world.summary().pid)
 
 
-async def test_a_dead_control_plane_is_asked_less_and_less(world: World, eventually: Eventually) -> None:
+async def test_requests_to_a_dead_control_plane_back_off(world: World, eventually: Eventually) -> None:
     world.server.answer = b"HTTP/1.1 500 Error\r\nContent-Length: 0\r\n\r\n"
     await world.add()
     await eventually(lambda: world.server.asked > 4)
     before, began = world.server.asked, asyncio.get_running_loop().time()
     await eventually(lambda: world.server.asked > before + 2)
     seconds = asyncio.get_running_loop().time() - began
-    # Waits are between 0.1 and 0.2 s by now.
+    # Waits are now between 0.1 and 0.2 s.
     assert world.server.asked - before <= 2 * seconds / PACE.retry_maximum + 1
 
 
-async def test_who_came_while_an_instance_waited_long_for_its_turn_is_seen(
+async def test_lease_taken_during_a_long_wait_for_a_turn_blocks_start(
     world: World, time: Time, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -195,17 +193,17 @@ async def test_who_came_while_an_instance_waited_long_for_its_turn_is_seen(
     assert "started for" not in caplog.text
 
 
-async def test_instance_starts_in_its_turn_without_another_write_while_its_lease_is_held(
+async def test_late_turn_needs_no_write_while_the_lease_is_held(
     world: World, time: Time, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A turn that comes late finds a webhook that is slow by now: the Lease from before the turn is enough."""
+    """A webhook has become slow when a late turn comes. The Lease from before the turn is enough."""
     monkeypatch.setattr(world.instances, "_gate_pace", replace(PACE, grace=20.0))
     guarded(world.server.leases)
     over = asyncio.Event()
     async with world.budget.turn(over=over):
         await world.add()
         await eventually(lambda: world.budget._door.locked())
-        asked, world.server.write_after_seconds = world.server.asked, 60.0
+        requests, world.server.write_after_seconds = world.server.asked, 60.0
         time.now += 9.9
         asked_at_start = list[int]()
         monkeypatch.setattr(
@@ -213,10 +211,10 @@ async def test_instance_starts_in_its_turn_without_another_write_while_its_lease
         )
         over.set()
     await eventually(lambda: asked_at_start)
-    assert asked_at_start == [asked]
+    assert asked_at_start == [requests]
 
 
-async def test_an_api_server_that_takes_longer_to_answer_than_a_turn_has_its_instance(
+async def test_api_server_slower_than_a_turn_still_gets_its_instance(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(world.instances, "_gate_pace", replace(PACE, timeout=30.0, grace=60.0))
@@ -227,9 +225,7 @@ async def test_an_api_server_that_takes_longer_to_answer_than_a_turn_has_its_ins
     assert Reason.API_SERVER_UNREACHABLE not in [reason for _, reason, _ in world.heard.told]
 
 
-async def test_an_api_server_that_is_silent_as_soon_as_it_is_its_turn_gives_that_up(
-    world: World, time: Time, eventually: Eventually
-) -> None:
+async def test_silent_api_server_releases_its_turn(world: World, time: Time, eventually: Eventually) -> None:
     over = asyncio.Event()
     async with world.budget.turn(over=over):
         await world.add()
@@ -242,25 +238,25 @@ async def test_an_api_server_that_is_silent_as_soon_as_it_is_its_turn_gives_that
         assert world.summary().pid is None
 
 
-async def test_an_instance_that_cannot_be_ended_is_tried_again(
+async def test_failed_stop_of_an_instance_is_retried(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await world.add()
     await eventually(lambda: world.summary().pid)
-    failed: list[str] = []
+    failures: list[str] = []
 
     async def fail(name: str) -> None:
-        failed.append(name)
+        failures.append(name)
         monkeypatch.undo()
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(world.runtime, "stop", fail)
     world.server.leases.hold("theirs_1", seconds=600)
-    await eventually(lambda: failed)
+    await eventually(lambda: failures)
     await eventually(lambda: world.summary().pid is None)
 
 
-async def test_a_look_that_fails_for_whatever_reason_is_not_the_last_one(
+async def test_look_is_retried_after_an_unexpected_error(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(_: TenantLease, __: ClusterConfig, **___: object) -> None:
@@ -272,7 +268,7 @@ async def test_a_look_that_fails_for_whatever_reason_is_not_the_last_one(
     await eventually(lambda: world.summary().pid)
 
 
-async def test_while_looks_fail_the_reason_is_told_and_what_runs_is_looked_after(
+async def test_failing_looks_stop_the_instance_after_grace_with_a_reason(
     world: World, time: Time, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = []
@@ -294,16 +290,14 @@ async def test_while_looks_fail_the_reason_is_told_and_what_runs_is_looked_after
     assert await eventually(lambda: world.summary().pid) != pid
 
 
-async def test_a_kubeconfig_that_cannot_be_used_is_not_called_a_silent_api_server(
-    world: World, eventually: Eventually
-) -> None:
-    one, other = (issue_client(world.server.authority, user="mcm") for _ in range(2))
-    pair = replace(world.server.config, token=None, client_certificate=one.certificate, client_key=one.key)
-    await world.add(config=replace(pair, client_key=other.key))
+async def test_unusable_kubeconfig_is_reported_as_cannot_start(world: World, eventually: Eventually) -> None:
+    client, other_client = (issue_client(world.server.authority, user="mcm") for _ in range(2))
+    pair = replace(world.server.config, token=None, client_certificate=client.certificate, client_key=client.key)
+    await world.add(config=replace(pair, client_key=other_client.key))
     await eventually(lambda: world.heard.last()[0] is Reason.CANNOT_START)
     assert "client-certificate-data and client-key-data" in world.heard.last()[1]
     assert world.server.asked == 0
-    # What it is mended to is tried at once.
+    # The corrected kubeconfig is tried at once.
     await world.add(config=pair)
     await eventually(lambda: world.summary().pid)
 
@@ -324,18 +318,18 @@ async def test_a_kubeconfig_that_cannot_be_used_is_not_called_a_silent_api_serve
         ),
     ],
 )
-async def test_who_may_not_hold_the_lease_has_no_instance_and_is_told_what_to_do(
+async def test_refused_lease_access_blocks_instance_and_names_remedy(
     world: World, time: Time, eventually: Eventually, refused: str, words: list[str]
 ) -> None:
     refusal = answer(refused, {"kind": "Status", "message": "no"})
     world.server.answer = refusal
     await world.add()
     await eventually(lambda: world.heard.last()[0] is Reason.CANNOT_START)
-    assert all(each in world.heard.last()[1] for each in words)
+    assert all(word in world.heard.last()[1] for word in words)
     assert world.summary().pid is None
     world.server.answer = world.server.leases
     pid = await eventually(lambda: world.summary().pid)
-    # A refusal in passing ends no instance; one that lasts does, before the Lease runs out.
+    # A short refusal does not stop the instance. A long refusal stops it before the Lease runs out.
     world.server.answer = refusal
     looks = time.unanswered
     time.now += PACE.grace - 0.01
@@ -345,15 +339,15 @@ async def test_who_may_not_hold_the_lease_has_no_instance_and_is_told_what_to_do
     await eventually(lambda: world.summary().pid is None)
 
 
-async def test_an_instance_runs_under_the_lease_and_releases_it_after_its_end(
+async def test_instance_holds_the_lease_and_releases_it_after_its_end(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leases = world.server.leases
-    stop, held = world.runtime.stop, []
+    stop, holders = world.runtime.stop, []
 
     async def stopped(name: str) -> None:
         await stop(name)
-        held.append(leases.holder())
+        holders.append(leases.holder())
 
     monkeypatch.setattr(world.runtime, "stop", stopped)
     await world.add()
@@ -363,14 +357,12 @@ async def test_an_instance_runs_under_the_lease_and_releases_it_after_its_end(
     assert first["leaseDurationSeconds"] == 120
     await eventually(lambda: leases.specs["kube-controller-manager"]["renewTime"] > first["renewTime"])
     await world.clusters.remove("a")
-    # A program of somebody else could begin before the end of the instance otherwise.
-    assert held == [first["holderIdentity"]]
+    # Otherwise a foreign program could start before the instance has ended.
+    assert holders == [first["holderIdentity"]]
     assert leases.holder() == ""
 
 
-async def test_an_instance_whose_lease_is_taken_makes_way_and_leaves_that_lease_alone(
-    world: World, eventually: Eventually
-) -> None:
+async def test_instance_stops_and_leaves_the_lease_to_a_new_holder(world: World, eventually: Eventually) -> None:
     await world.add()
     await eventually(lambda: world.summary().pid)
     world.server.leases.hold("theirs", seconds=600)
@@ -380,7 +372,7 @@ async def test_an_instance_whose_lease_is_taken_makes_way_and_leaves_that_lease_
     assert world.server.leases.holder() == "theirs"
 
 
-async def test_a_deleted_lease_is_made_again_and_its_instance_goes_on(world: World, eventually: Eventually) -> None:
+async def test_deleted_lease_is_recreated_and_its_instance_goes_on(world: World, eventually: Eventually) -> None:
     await world.add()
     pid = await eventually(lambda: world.summary().pid)
     world.server.leases.delete("kube-controller-manager")
@@ -388,7 +380,7 @@ async def test_a_deleted_lease_is_made_again_and_its_instance_goes_on(world: Wor
     assert world.summary().pid == pid
 
 
-async def test_a_lease_whose_holder_was_edited_away_is_taken_again(world: World, eventually: Eventually) -> None:
+async def test_lease_with_a_cleared_holder_is_acquired_again(world: World, eventually: Eventually) -> None:
     await world.add()
     pid = await eventually(lambda: world.summary().pid)
     world.server.leases.hold("", seconds=60)
@@ -396,25 +388,25 @@ async def test_a_lease_whose_holder_was_edited_away_is_taken_again(world: World,
     assert world.summary().pid == pid
 
 
-async def test_nothing_starts_before_it_would_be_killed_in_time(
+async def test_instance_starts_only_after_the_watchdog_confirms(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = []
+    holders = []
 
     async def admit() -> None:
-        held.append(world.server.leases.holder())
-        if len(held) < 3:
+        holders.append(world.server.leases.holder())
+        if len(holders) < 3:
             raise RuntimeFailure("there is no watchdog")
 
     monkeypatch.setattr(world.instances, "_admit", admit)
     await world.add()
     await eventually(lambda: world.heard.last() == (Reason.CANNOT_START, "there is no watchdog"))
     await eventually(lambda: world.summary().pid)
-    assert len(held) == 3
-    assert all(held)
+    assert len(holders) == 3
+    assert all(holders)
 
 
-async def test_another_controller_manager_keeps_the_instance_away_until_its_lease_has_run_out(
+async def test_foreign_lease_blocks_the_instance_until_it_expires(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
@@ -424,7 +416,7 @@ async def test_another_controller_manager_keeps_the_instance_away_until_its_leas
     await world.add()
     await eventually(lambda: world.heard.last()[0] is Reason.FOREIGN_CONTROLLER_MANAGER)
     assert "'theirs_1' holds the Lease kube-system/kube-controller-manager" in world.heard.last()[1]
-    for _ in range(3):  # it is renewed every 10 s
+    for _ in range(3):  # the foreign holder renews the Lease every 10 s
         now[0] += 10.0
         leases.hold("theirs_1", seconds=15)
         asked = world.server.asked
@@ -432,7 +424,7 @@ async def test_another_controller_manager_keeps_the_instance_away_until_its_leas
         assert world.summary().pid is None
     now[0] += 15.1
     await eventually(lambda: world.summary().pid)
-    # It comes back, and is the one that works then.
+    # The foreign holder comes back and takes over.
     leases.hold("theirs_2", seconds=600)
     await eventually(lambda: world.summary().pid is None)
     assert world.heard.last()[0] is Reason.FOREIGN_CONTROLLER_MANAGER

@@ -1,4 +1,4 @@
-"""The states of an instance, without any process."""
+"""State machine of an instance, without a process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def observe(state: InstanceState, *phases: Phase, message: str = "", exit_code: 
         ([Phase.ENDED], Stage.BACKOFF, Reason.BACKOFF),
     ],
 )
-def test_phases_of_the_process_move_an_instance_that_runs(
+def test_process_phases_set_stage_and_reason_of_an_instance(
     phases: list[Phase], stage: Stage, reason: Reason | None
 ) -> None:
     state = machine()
@@ -54,7 +54,7 @@ def test_phases_of_the_process_move_an_instance_that_runs(
     assert (state.unready_since is not None) is (stage is Stage.UNREADY)
 
 
-def test_refused_credentials_are_the_reason_while_nothing_worse_is() -> None:
+def test_refused_credentials_are_the_reason_of_a_ready_instance() -> None:
     state = machine()
     state.start()
     assert state.refuse("no rights")
@@ -69,7 +69,7 @@ def test_refused_credentials_are_the_reason_while_nothing_worse_is() -> None:
     assert (state.reason, state.message) == (Reason.INSTANCE_RUNNING, "")
 
 
-def test_what_is_in_the_way_counts_until_there_is_a_process() -> None:
+def test_blocking_reason_applies_while_there_is_no_process() -> None:
     state = machine()
     assert not state.block(AWAY)
     assert (state.stage, state.reason, state.message) == (Stage.BLOCKED, *AWAY)
@@ -85,11 +85,11 @@ def test_what_is_in_the_way_counts_until_there_is_a_process() -> None:
     assert (state.stage, state.running, state.reason) == (Stage.BLOCKED, False, AWAY.reason)
 
 
-def test_an_end_is_counted_once_and_its_message_stays_until_the_instance_is_ready() -> None:
+def test_exit_counts_once_and_its_message_stays_until_ready() -> None:
     state = machine()
     state.start()
     observe(state, Phase.BACKOFF, message="ended with exit code 3", exit_code=3)
-    observe(state, Phase.BACKOFF, message="cannot be started")  # no process came of the next start
+    observe(state, Phase.BACKOFF, message="cannot be started")  # the next start made no process
     assert (state.exits, state.message) == ({Reason.BACKOFF: 1}, "cannot be started")
     observe(state, Phase.STARTING)
     assert state.message == "cannot be started"
@@ -97,7 +97,7 @@ def test_an_end_is_counted_once_and_its_message_stays_until_the_instance_is_read
     assert (state.message, state.last_error) == ("", "cannot be started")
 
 
-def test_the_end_of_what_hung_does_not_end_the_turn_of_its_next_start() -> None:
+def test_exit_of_a_hung_process_does_not_end_the_restart_turn() -> None:
     state = machine()
     state.start()
     observe(state, Phase.READY, Phase.UNREADY)
@@ -111,12 +111,12 @@ ACTIONS = st.sampled_from(["start", "fail", "block", "stop", "kill", "follow", *
 
 
 @given(st.lists(ACTIONS))
-def test_whatever_happens_the_state_is_sound(actions: list[str]) -> None:
-    state, ends, tried = machine(), 0, False
+def test_state_is_consistent_after_any_actions(actions: list[str]) -> None:
+    state, exits, retry = machine(), 0, False
     for action in actions:
         match action:
             case "start":
-                tried = state.reason is AWAY.reason
+                retry = state.reason is AWAY.reason
                 state.start()
             case "fail":
                 state.fail_to_start(AWAY)
@@ -130,12 +130,12 @@ def test_whatever_happens_the_state_is_sound(actions: list[str]) -> None:
             case "follow":
                 state.follow("changes are not followed")
             case _:
-                tried = False
-                ends += action == Phase.BACKOFF
+                retry = False
+                exits += action == Phase.BACKOFF
                 observe(state, Phase(action))
         assert state.running is (state.stage not in {Stage.PENDING, Stage.BLOCKED})
-        blocked = state.stage in {Stage.BLOCKED, Stage.STOPPING} or (tried and state.stage is Stage.STARTING)
+        blocked = state.stage in {Stage.BLOCKED, Stage.STOPPING} or (retry and state.stage is Stage.STARTING)
         assert (state.reason is AWAY.reason) is blocked
         assert (state.reason is None) is (state.stage is Stage.REPLACING)
         assert (state.unready_since is not None) is (state.stage is Stage.UNREADY)
-        assert sum(state.exits.values()) <= ends
+        assert sum(state.exits.values()) <= exits

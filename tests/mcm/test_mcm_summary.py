@@ -1,4 +1,4 @@
-"""What the instances of one cluster come to as one."""
+"""Common summary of the instances of a cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RUNNING = Reason.INSTANCE_RUNNING
 
 
 class Shown:
-    """Stands for an instance: as much as is looked at."""
+    """A fake instance with the attributes that a summary reads."""
 
     def __init__(self, service: InstanceKind, reason: Reason | None, message: str = "") -> None:
         self.kind, self.reason, self.message = service, reason, message
@@ -45,16 +45,18 @@ def both(controllers: Reason | None, scheduler: Reason | None, message: str = ""
         ([Shown(InstanceKind.CONTROLLERS, Reason.BACKOFF, "it ended")], Reason.BACKOFF, "it ended"),
     ],
 )
-def test_the_one_furthest_from_running_is_told_of(instances: Sequence[Any], reason: Reason, message: str) -> None:
+def test_summary_is_of_the_instance_furthest_from_running(
+    instances: Sequence[Any], reason: Reason, message: str
+) -> None:
     assert summarize(instances) == (reason, message)
 
 
-def test_nothing_is_told_while_it_is_about_to_change() -> None:
+def test_summary_is_none_if_an_instance_has_no_reason() -> None:
     assert summarize(both(RUNNING, None)) is summarize(both(None, Reason.BACKOFF)) is None
 
 
 @pytest.mark.parametrize(("message", "shown"), [("", ""), ("not healthy", "kube-scheduler: not healthy")])
-def test_what_the_fleet_shows_is_said_by_the_one_furthest_from_running(message: str, shown: str) -> None:
+def test_overview_shows_the_instance_furthest_from_running(message: str, shown: str) -> None:
     cluster = Cluster("a", config=ClusterConfig(server="https://127.0.0.1:1", token="t"))
     state = ComponentState(name="a", phase=Phase.STARTING)
     common: dict[str, Any] = {"cluster": cluster, "process": state, "version": None, "exits": {}, "last_error": ""}
@@ -75,13 +77,13 @@ def test_what_the_fleet_shows_is_said_by_the_one_furthest_from_running(message: 
         ("", [InstanceKind.CONTROLLERS]),
     ],
 )
-def test_what_runs_is_what_the_registration_names(services: str, found: list[InstanceKind]) -> None:
+def test_services_of_the_registration_choose_the_instances(services: str, found: list[InstanceKind]) -> None:
     config = ClusterConfig(server="https://127.0.0.1:1", token="t")
     assert list(instance_kinds(Cluster("a", config=config, attributes={"services": services}))) == found
 
 
-def test_components_of_one_registration_have_names_of_their_own() -> None:
+def test_components_of_a_registration_have_distinct_names() -> None:
     for name in ("a", "a.b", "x" * 253):
         names = {service.component(name) for service in InstanceKind}
         assert len(names) == len(InstanceKind)
-        assert all(len(each) <= 63 for each in names)
+        assert all(len(component) <= 63 for component in names)

@@ -1,4 +1,4 @@
-"""What people read about clusters."""
+"""Table and checks of clusters, in plain text for people."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ BROKEN = ClusterSummary(
 )
 
 
-def test_the_table_has_a_line_for_each_cluster() -> None:
+def test_table_has_a_line_for_each_cluster() -> None:
     lines = render_table([ClusterDetails(READY, 30 << 20), ClusterDetails(BROKEN, None)]).splitlines()
     assert [line.split("   ")[0].strip() for line in lines] == ["CLUSTER", "a", "longer-name"]
-    shown = ["a", "Ready", "1.36.3", "Core", "4", "00c0ffee", "7", "30Mi", "0", "https://a", "was", "slow"]
-    assert lines[1].split() == shown
+    cells = ["a", "Ready", "1.36.3", "Core", "4", "00c0ffee", "7", "30Mi", "0", "https://a", "was", "slow"]
+    assert lines[1].split() == cells
     assert lines[2].split()[1:10] == ["Backoff", "-", "Nodeless", "-", "-", "-", "-", "12", "https://b"]
     assert lines[2].endswith(f"[2J ended with exit code 1 {'x' * 159}…")
     assert "\x1b" not in lines[2]
 
 
-def test_clusters_are_told_of_by_the_checks_and_do_not_count() -> None:
+def test_checks_list_clusters_without_failing_for_them() -> None:
     lines = render_checks({"registrations": ""}, clusters=[READY, BROKEN]).splitlines()
     assert lines == [
         "[+]registrations ok",

@@ -1,4 +1,4 @@
-"""What metrics, Events and logs tell of instances."""
+"""Metrics, Events and logs of instances."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OWN_SERIES = {f"mcm_instance_{name}" for name in ("up", "restarts_total", "exits
 
 
 def status_of(url: str, certificate: Path | None) -> int:
-    """How a server answers to whoever has this certificate, and its key."""
+    """Return the HTTP status for a client with this certificate and its key."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if certificate is not None:
@@ -48,7 +48,7 @@ def status_of(url: str, certificate: Path | None) -> int:
             return error.code
 
 
-async def test_instances_tell_their_metrics_to_mcm_and_to_nobody_else(
+async def test_mcm_passes_on_metrics_and_other_clients_are_refused(
     mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
 ) -> None:
     mcm.start()
@@ -58,21 +58,24 @@ async def test_instances_tell_their_metrics_to_mcm_and_to_nobody_else(
     pids = {name: (await state(name, "Ready"))["pid"] for name in names}
     await works(one, eventually)
 
-    wanted = {series for series in SERIES if not series.startswith("scheduler_")}
+    expected_series = {series for series in SERIES if not series.startswith("scheduler_")}
 
     def complete(found: Samples) -> bool:
-        """Whether all is told of both: what an instance did not do yet it does not count, and it may be slow to say."""
-        told = {name: {sample for sample, cluster in found if cluster == name} for name in names}
-        return all(told[name] >= wanted and found["rest_client_requests_total", name]["2xx"] > 10 for name in names)
+        """Return whether both instances have all series, some of which begin with the first action of their kind."""
+        series_by_name = {name: {sample for sample, cluster in found if cluster == name} for name in names}
+        return all(
+            series_by_name[name] >= expected_series and found["rest_client_requests_total", name]["2xx"] > 10
+            for name in names
+        )
 
-    found = await eventually(lambda: asyncio.to_thread(samples, mcm), complete)
+    values = await eventually(lambda: asyncio.to_thread(samples, mcm), complete)
     for name in names:
-        assert {sample for sample, cluster in found if cluster == name} - OWN_SERIES == wanted
-        assert found["workqueue_adds_total", name][""] > 0
-        assert found["mcm_instance_scrape_success", name][""] == 1
-    assert ("process_cpu_seconds_total", "") in found
+        assert {sample for sample, cluster in values if cluster == name} - OWN_SERIES == expected_series
+        assert values["workqueue_adds_total", name][""] > 0
+        assert values["mcm_instance_scrape_success", name][""] == 1
+    assert ("process_cpu_seconds_total", "") in values
 
-    # Not without a certificate, and not with one of the tenant's, whose API server would say yes.
+    # The instance refuses clients without a certificate, and an admin of the tenant, whose API server would allow it.
     [port] = {json.loads((mcm.state / component_name(names[0]) / "address.json").read_text())["ports"]["https"]}
     admin = mcm.state.parent / "admin.pem"
     client = issue_client(tenants["one"].authorities.client, user="admin", groups=("system:masters",))
@@ -80,15 +83,15 @@ async def test_instances_tell_their_metrics_to_mcm_and_to_nobody_else(
     for certificate in (None, admin):
         assert await asyncio.to_thread(status_of, f"https://127.0.0.1:{port}/metrics", certificate) in {401, 403}
 
-    # One that hangs is told as such, and in nobody's way.
+    # A hung instance has scrape_success 0, and the metrics of the other instance are there.
     os.kill(pids[names[0]], signal.SIGSTOP)
     try:
-        # The other one may be slow to answer, this one never does.
-        found = await eventually(
+        # The running instance may answer slowly. The stopped instance never answers.
+        values = await eventually(
             lambda: asyncio.to_thread(samples, mcm), lambda found: ("workqueue_depth", names[1]) in found
         )
-        assert found.get(("mcm_instance_scrape_success", names[0]), {"": 0})[""] == 0
-        assert ("workqueue_depth", names[0]) not in found
+        assert values.get(("mcm_instance_scrape_success", names[0]), {"": 0})[""] == 0
+        assert ("workqueue_depth", names[0]) not in values
     finally:
         os.kill(pids[names[0]], signal.SIGCONT)
     await fleet.client.delete(REGISTRATIONS, names[1])
@@ -98,18 +101,18 @@ async def test_instances_tell_their_metrics_to_mcm_and_to_nobody_else(
     )
 
 
-async def test_events_and_logs_tell_of_instances_and_no_registration_is_written_to(
+async def test_events_and_logs_report_a_kill_without_status_writes(
     mcm: Any, fleet: Fleet, tenants: Any, state: Any, eventually: Eventually
 ) -> None:
     mcm.start("--instance-logs=json", "--no-report-status")
     name = await fleet.register("a", tenants["one"].controllers_secret(), server=tenants["one"].server)
     metadata = (await fleet.client.get(REGISTRATIONS, name))["metadata"]
-    uid, resolved = metadata["uid"], metadata["resourceVersion"]
-    old = (await state(name, "Ready"))["pid"]
+    uid, version = metadata["uid"], metadata["resourceVersion"]
+    old_pid = (await state(name, "Ready"))["pid"]
 
-    os.kill(old, signal.SIGKILL)
-    found = await state(name, "Ready", lambda found: found["pid"] != old and "SIGKILL" in found["lastError"])
-    assert (found["restarts"], found["exits"]["Killed"], found["message"]) == (1, 1, "")
+    os.kill(old_pid, signal.SIGKILL)
+    summary = await state(name, "Ready", lambda found: found["pid"] != old_pid and "SIGKILL" in found["lastError"])
+    assert (summary["restarts"], summary["exits"]["Killed"], summary["message"]) == (1, 1, "")
     table = (await asyncio.to_thread(mcm.get, "/clusters?format=table"))[1].splitlines()
     [row] = [line for line in table if line.startswith(name)]
     assert "was ended by signal SIGKILL" in row
@@ -121,11 +124,11 @@ async def test_events_and_logs_tell_of_instances_and_no_registration_is_written_
         ours = [event for event in events if event["involvedObject"].get("uid") == uid]
         return [(event["type"], event["reason"], event["message"]) for event in ours]
 
-    wanted = {("Normal", "InstanceStarted"), ("Warning", "Killed")}
-    events = await eventually(told, lambda found: wanted <= {(kind, reason) for kind, reason, _ in found})
-    [why] = [message for _, reason, message in events if reason == "Killed"]
-    assert why.startswith("was ended by signal SIGKILL")
-    assert (await fleet.client.get(REGISTRATIONS, name))["metadata"]["resourceVersion"] == resolved
+    reasons = {("Normal", "InstanceStarted"), ("Warning", "Killed")}
+    events = await eventually(told, lambda found: reasons <= {(kind, reason) for kind, reason, _ in found})
+    [cause] = [message for _, reason, message in events if reason == "Killed"]
+    assert cause.startswith("was ended by signal SIGKILL")
+    assert (await fleet.client.get(REGISTRATIONS, name))["metadata"]["resourceVersion"] == version
     assert await fleet.told("a") == ("", "", "")
 
     assert await asyncio.to_thread(mcm.end) == 0

@@ -1,4 +1,4 @@
-"""Who holds the Lease of a tenant's controllers, and for how long."""
+"""Holder and duration of the Lease of a tenant's controllers."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ UNAUTHORIZED = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}"
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[FaultServer]:
-    found = FaultServer(tmp_path)
-    await found.start()
+    server = FaultServer(tmp_path)
+    await server.start()
     try:
-        yield found
+        yield server
     finally:
-        await found.stop()
+        await server.stop()
 
 
-async def test_a_refusal_of_what_was_accepted_before_is_told_until_it_is_over(server: FaultServer) -> None:
+async def test_refusal_of_accepted_credentials_is_reported_until_it_ends(server: FaultServer) -> None:
     async with contextlib.aclosing(tenant_lease(server)) as lease:
 
         async def refused(found: bytes | Leases) -> bool:
@@ -42,7 +42,7 @@ async def test_a_refusal_of_what_was_accepted_before_is_told_until_it_is_over(se
             await lease.look(server.config)
             return "refuses the credentials of its controllers" in lease.refusal
 
-        # Credentials of a user's choice may never have been allowed to hold the Lease: the reason says what to allow.
+        # Credentials of a user may never have been allowed to hold the Lease. The blocking reason names the rights.
         assert not await refused(FORBIDDEN)
         assert await refused(UNAUTHORIZED)
         assert not await refused(server.leases)
@@ -55,11 +55,9 @@ async def test_a_refusal_of_what_was_accepted_before_is_told_until_it_is_over(se
     [(15, 15.0), (10**9, 600.0), (-1, 15.0), ("many", 15.0)],
     ids=["usual", "too long", "negative", "no number"],
 )
-async def test_a_lease_counts_for_as_long_as_its_holder_asks_by_the_clock_of_mcm(
-    server: FaultServer, seconds: Any, free_after: float
-) -> None:
+async def test_lease_duration_counts_by_the_clock_of_mcm(server: FaultServer, seconds: Any, free_after: float) -> None:
     now = [0.0]
-    # Nobody's clock is trusted: this one is years behind.
+    # mcm does not trust the clock of a holder. In this Lease it is years behind.
     server.leases.hold("theirs", seconds=seconds, renewTime="2020-01-01T00:00:00.000000Z")
     async with contextlib.aclosing(tenant_lease(server, now=lambda: now[0])) as lease:
         assert await lease.look(server.config) is not None
@@ -76,26 +74,26 @@ async def test_a_lease_counts_for_as_long_as_its_holder_asks_by_the_clock_of_mcm
     [("one", "1", True), ("other", "1", False), ("one", "2", False), ("one", None, False)],
     ids=["same", "fleet", "registration", "unknown"],
 )
-async def test_only_the_next_mcm_of_the_fleet_takes_the_lease_of_a_dead_one_at_once(
+async def test_only_an_mcm_of_the_same_fleet_takes_over_a_lease_at_once(
     server: FaultServer, fleet: str, uid: str | None, follows: bool
 ) -> None:
     """Two management clusters may have fleets and registrations of the same names, but no uid in common."""
-    dead = tenant_lease(server, uid="1")
-    assert await dead.look(server.config) is None
+    old_lease = tenant_lease(server, uid="1")
+    assert await old_lease.look(server.config) is None
     async with contextlib.aclosing(tenant_lease(server, fleet=fleet, uid=uid)) as lease:
-        found = await lease.look(server.config)
-        assert (found is None) == follows
-        if found is not None:
-            assert "'mcm-0_" in found.message
-        # It was not dead. It knows that it lost the Lease, and does not take that back from one that it would follow.
+        reason = await lease.look(server.config)
+        assert (reason is None) == follows
+        if reason is not None:
+            assert "'mcm-0_" in reason.message
+        # The old holder still runs. The holder has noticed the loss, and does not take the Lease back.
         for _ in range(2):
-            assert (await dead.look(server.config) is None) == (not follows)
+            assert (await old_lease.look(server.config) is None) == (not follows)
             assert (await lease.look(server.config) is None) == follows
-    await dead.aclose()
+    await old_lease.aclose()
 
 
-async def test_an_mcm_that_lost_its_shard_lease_follows_nobody(server: FaultServer) -> None:
-    """It was stopped before it could take the Lease, and another mcm of its fleet was quicker."""
+async def test_mcm_without_its_shard_lease_does_not_take_over_the_lease(server: FaultServer) -> None:
+    """The late mcm was stopped before it could acquire the Lease, and another mcm of its fleet acquired it."""
     owned = False
 
     def before_write(name: str) -> float | None:
@@ -104,32 +102,32 @@ async def test_an_mcm_that_lost_its_shard_lease_follows_nobody(server: FaultServ
         return None
 
     async with (
-        contextlib.aclosing(tenant_lease(server)) as owner,
-        contextlib.aclosing(tenant_lease(server, before_write=before_write)) as late,
+        contextlib.aclosing(tenant_lease(server)) as owner_lease,
+        contextlib.aclosing(tenant_lease(server, before_write=before_write)) as late_lease,
     ):
-        assert await owner.look(server.config) is None
-        found = await late.look(server.config)
-        assert found is not None
-        assert found.message == "another mcm works on it: cluster a has another owner"
-        assert await owner.look(server.config) is None
+        assert await owner_lease.look(server.config) is None
+        reason = await late_lease.look(server.config)
+        assert reason is not None
+        assert reason.message == "another mcm works on it: cluster a has another owner"
+        assert await owner_lease.look(server.config) is None
         owned = True
-        assert await late.look(server.config) is None
+        assert await late_lease.look(server.config) is None
 
 
-async def test_two_mcm_that_each_follow_only_themselves_never_hold_it_both(server: FaultServer) -> None:
+async def test_two_mcm_with_unknown_uid_never_both_hold_the_lease(server: FaultServer) -> None:
     first, second = tenant_lease(server, uid=None), tenant_lease(server, uid=None)
     assert await first.look(server.config) is None
     for _ in range(2):
-        found = await second.look(server.config)
-        assert found is not None
-        assert found.reason is Reason.FOREIGN_CONTROLLER_MANAGER
+        reason = await second.look(server.config)
+        assert reason is not None
+        assert reason.reason is Reason.FOREIGN_CONTROLLER_MANAGER
         assert await first.look(server.config) is None
     await first.aclose()
     assert await second.look(server.config) is None
     await second.aclose()
 
 
-async def test_a_silent_api_server_does_not_hold_up_the_end(
+async def test_silent_api_server_does_not_delay_the_release(
     server: FaultServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kplane.mcm.instance.tenant_lease._RELEASE_SECONDS", 0.05)
@@ -140,71 +138,71 @@ async def test_a_silent_api_server_does_not_hold_up_the_end(
     assert lease.seconds_left == 0.0
 
 
-async def test_a_lease_with_more_in_it_than_any_has_is_judged_by_its_holder(server: FaultServer) -> None:
+async def test_lease_with_deeply_nested_fields_is_judged_by_its_holder(server: FaultServer) -> None:
     spec = b'{"holderIdentity":"theirs","x":%s%s}' % (b"[" * 1000, b"]" * 1000)
     body = b'{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"a"},"spec":%s}' % spec
     server.answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
     async with contextlib.aclosing(tenant_lease(server)) as lease:
-        found = await lease.look(server.config)
-    assert found is not None
-    assert found.reason is Reason.FOREIGN_CONTROLLER_MANAGER
+        reason = await lease.look(server.config)
+    assert reason is not None
+    assert reason.reason is Reason.FOREIGN_CONTROLLER_MANAGER
 
 
 GUARD = "webhook 'guard.example.com' of ValidatingWebhookConfiguration guard-0 (Ignore, 10 s)"
 WRITE_LIMIT_SECONDS = 34
-"""After which an API server gives up a write, whatever webhooks take (k8s.io/apiserver/pkg/endpoints/handlers)."""
+"""Time after which an API server gives up a write, even for slow webhooks (k8s.io/apiserver/pkg/endpoints/handlers)."""
 
 
 def refusal(code: int, message: str) -> bytes:
     return answer(f"{code} Error", {"kind": "Status", "reason": "Error", "message": message, "code": code})
 
 
-def test_two_writes_of_the_longest_duration_end_before_the_renew_deadline() -> None:
+def test_longest_renewal_ends_before_the_renew_deadline() -> None:
     assert WRITE_LIMIT_SECONDS < TRY_SECONDS
-    # A renewal begins 36 s after the one before at the latest, and takes as long as an API server lets it.
+    # A renewal begins at most 36 s after the previous renewal, and takes at most the write limit of an API server.
     assert TIMINGS.retry_seconds * 1.2 + WRITE_LIMIT_SECONDS < TIMINGS.renew_deadline_seconds
 
 
-async def test_a_write_that_a_webhook_holds_up_takes_the_lease(server: FaultServer) -> None:
+async def test_write_delayed_by_a_webhook_acquires_the_lease(server: FaultServer) -> None:
     guarded(server.leases)
     server.write_after_seconds = 0.5
-    told = list[BlockingReason]()
+    reasons = list[BlockingReason]()
 
     async def delayed(why: BlockingReason) -> None:
-        told.append(why)
+        reasons.append(why)
 
     async with contextlib.aclosing(tenant_lease(server, timeout_seconds=0.1)) as lease:
-        for _ in range(2):  # it is taken, and renewed
+        for _ in range(2):  # acquire the Lease, then renew it
             assert await lease.look(server.config, delayed=delayed) is None
-    (why, _) = told
-    assert why.reason is Reason.WEBHOOK_REFUSED
-    assert why.message.startswith(f"{GUARD} of its control plane holds up or refuses the Lease kube-system/kube-con")
+    (reason, _) = reasons
+    assert reason.reason is Reason.WEBHOOK_REFUSED
+    assert reason.message.startswith(f"{GUARD} of its control plane holds up or refuses the Lease kube-system/kube-con")
 
 
-async def test_a_write_that_never_ends_is_blamed_on_the_webhooks_on_leases(server: FaultServer) -> None:
+async def test_endless_write_is_attributed_to_webhooks_on_leases(server: FaultServer) -> None:
     guarded(server.leases)
     server.write_after_seconds = 60.0
     async with contextlib.aclosing(tenant_lease(server, timeout_seconds=0.1)) as lease:
-        found = await lease.look(server.config, seconds=0.3)
-    assert found is not None
-    assert found.reason is Reason.WEBHOOK_REFUSED
-    assert GUARD in found.message
-    assert "guard-1" not in found.message
+        reason = await lease.look(server.config, seconds=0.3)
+    assert reason is not None
+    assert reason.reason is Reason.WEBHOOK_REFUSED
+    assert GUARD in reason.message
+    assert "guard-1" not in reason.message
 
 
 async def test_webhook_on_leases_among_many_others_is_named(server: FaultServer) -> None:
     guarded(server.leases)
     webhooks = server.leases.configurations["validatingwebhookconfigurations"]
-    webhooks += webhooks[1:] * 500  # as many values as about 50 real ones have
+    webhooks += webhooks[1:] * 500  # as many values as about 50 real webhooks have
     server.write_after_seconds = 60.0
     async with contextlib.aclosing(tenant_lease(server, timeout_seconds=0.5)) as lease:
-        found = await lease.look(server.config, seconds=1.0)
-    assert found is not None
-    assert found.reason is Reason.WEBHOOK_REFUSED
-    assert GUARD in found.message
+        reason = await lease.look(server.config, seconds=1.0)
+    assert reason is not None
+    assert reason.reason is Reason.WEBHOOK_REFUSED
+    assert GUARD in reason.message
 
 
-async def test_a_write_is_waited_for_though_the_webhooks_are_too_many_to_read(
+async def test_slow_write_succeeds_if_webhooks_are_too_many_to_read(
     server: FaultServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guarded(server.leases)
@@ -220,25 +218,25 @@ async def test_read_is_answered_while_a_webhook_holds_up_the_write(server: Fault
         assert await lease.look(server.config) is None
         server.write_after_seconds = 60.0
         async with asyncio.TaskGroup() as tasks:
-            looking = tasks.create_task(lease.look(server.config))
+            look_task = tasks.create_task(lease.look(server.config))
             await asyncio.sleep(0)
             assert await lease.answers()
-            assert not looking.done()
-            _ = looking.cancel()
+            assert not look_task.done()
+            _ = look_task.cancel()
         server.answer = FORBIDDEN
         assert not await lease.answers()
 
 
-async def test_a_write_that_never_ends_without_a_webhook_is_blamed_on_the_api_server(server: FaultServer) -> None:
+async def test_endless_write_without_webhooks_is_api_server_unreachable(server: FaultServer) -> None:
     server.write_after_seconds = 60.0
     async with contextlib.aclosing(tenant_lease(server, timeout_seconds=0.1)) as lease:
-        found = await lease.look(server.config, seconds=0.3)
-    assert found is not None
-    assert found.reason is Reason.API_SERVER_UNREACHABLE
-    assert "no answer within 0.3 s" in found.message
+        reason = await lease.look(server.config, seconds=0.3)
+    assert reason is not None
+    assert reason.reason is Reason.API_SERVER_UNREACHABLE
+    assert "no answer within 0.3 s" in reason.message
 
 
-async def test_write_that_never_ends_is_told_from_silence_without_the_right_to_list_webhooks(
+async def test_endless_write_is_reported_without_right_to_list_webhooks(
     server: FaultServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(*_: object, **__: object) -> bool:
@@ -247,22 +245,22 @@ async def test_write_that_never_ends_is_told_from_silence_without_the_right_to_l
     monkeypatch.setattr(server.leases, "forbidden", frozenset({"GET"}))
     async with contextlib.aclosing(tenant_lease(server, timeout_seconds=0.5)) as lease:
         monkeypatch.setattr("kplane.provider.coordination.lease.Lease.try_acquire", never)
-        found = await lease.look(server.config, seconds=2.0)
-    assert found is not None
-    assert "an admission webhook or a slow etcd holds up the write" in found.message
-    assert "failed to list its webhooks" in found.message
-    assert "you may not" in found.message
+        reason = await lease.look(server.config, seconds=2.0)
+    assert reason is not None
+    assert "an admission webhook or a slow etcd holds up the write" in reason.message
+    assert "failed to list its webhooks" in reason.message
+    assert "you may not" in reason.message
 
 
-async def test_a_silent_api_server_is_given_up_before_a_slow_write_would_be(server: FaultServer) -> None:
+async def test_silent_api_server_is_given_up_before_a_slow_write(server: FaultServer) -> None:
     guarded(server.leases)
     async with contextlib.aclosing(tenant_lease(server, timeout_seconds=0.1)) as lease:
         assert await lease.look(server.config) is None
         server.answer = None
         async with asyncio.timeout(TRY_SECONDS / 2):
-            found = await lease.look(server.config)
-    assert found is not None
-    assert found.reason is Reason.API_SERVER_UNREACHABLE
+            reason = await lease.look(server.config)
+    assert reason is not None
+    assert reason.reason is Reason.API_SERVER_UNREACHABLE
 
 
 @pytest.mark.parametrize(
@@ -273,21 +271,19 @@ async def test_a_silent_api_server_is_given_up_before_a_slow_write_would_be(serv
     ],
     ids=["failed", "denied"],
 )
-async def test_a_refusal_of_a_webhook_is_told_by_its_name_and_is_none_of_the_credentials(
-    server: FaultServer, refused: bytes
-) -> None:
+async def test_refusal_by_a_webhook_names_it_and_not_the_credentials(server: FaultServer, refused: bytes) -> None:
     guarded(server.leases, policy="Fail")
     async with contextlib.aclosing(tenant_lease(server)) as lease:
         assert await lease.look(server.config) is None
         server.leases.refusal = refused
-        found = await lease.look(server.config)
+        reason = await lease.look(server.config)
         assert lease.refusal == ""
-    assert found is not None
-    assert found.reason is Reason.WEBHOOK_REFUSED
+    assert reason is not None
+    assert reason.reason is Reason.WEBHOOK_REFUSED
     # The name of a webhook may be in several objects.
-    assert "of ValidatingWebhookConfiguration guard-0" in found.message
-    assert "of ValidatingWebhookConfiguration guard-1" in found.message
-    assert "exclude namespace kube-system" in found.message
+    assert "of ValidatingWebhookConfiguration guard-0" in reason.message
+    assert "of ValidatingWebhookConfiguration guard-1" in reason.message
+    assert "exclude namespace kube-system" in reason.message
 
 
 def tenant_lease(

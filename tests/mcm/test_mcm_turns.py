@@ -1,4 +1,4 @@
-"""Starts and restarts wait for their turn, and go by what counts when it comes. The program is a script that waits."""
+"""Starts and restarts wait for their turn and then use the latest description. The program is a script that waits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Eventually = Callable[..., Any]
 
 
 class World:
-    """One cluster, and a budget of one turn at a time that tests can take away."""
+    """One cluster, and a budget of one turn at a time, which tests can take."""
 
     def __init__(self, directory: Path, runtime: ProcessRuntime) -> None:
         self._files = directory / "state" / component_name("a") / "files"
@@ -37,7 +37,7 @@ class World:
         self.instances = Instances(runtime, observer=NullReporter(registration=None), budget=self.budget)
         self.clusters = Clusters(awares=[self.instances], retry_initial_seconds=0.1)
         self.pids: list[int] = []
-        """Of all processes that there were."""
+        """Pids of all processes so far."""
         runtime.subscribe(self._note)
 
     def _note(self, name: str) -> None:
@@ -54,7 +54,7 @@ class World:
         return self.instances.groups["a"][0]
 
     def awaited(self) -> bool:
-        """Whether somebody waits for a turn."""
+        """Return whether an instance waits for a turn."""
         return self.budget._door.locked()
 
     def file(self, name: str) -> bytes:
@@ -64,16 +64,14 @@ class World:
 @pytest.fixture
 async def world(runtime: ProcessRuntime, tmp_path: Path) -> AsyncIterator[World]:
     program(tmp_path)
-    found = World(tmp_path, runtime)
+    world = World(tmp_path, runtime)
     try:
-        yield found
+        yield world
     finally:
-        await found.clusters.aclose()
+        await world.clusters.aclose()
 
 
-async def test_what_is_renewed_while_an_instance_waits_for_its_turn_is_what_it_starts_with(
-    world: World, eventually: Eventually
-) -> None:
+async def test_instance_starts_with_credentials_renewed_during_its_wait(world: World, eventually: Eventually) -> None:
     over = asyncio.Event()
     async with world.budget.turn(over=over):
         await world.put(token="old")
@@ -85,7 +83,7 @@ async def test_what_is_renewed_while_an_instance_waits_for_its_turn_is_what_it_s
     assert world.file("token") == b"new"
 
 
-async def test_a_restart_by_a_changed_description_waits_for_its_turn(world: World, eventually: Eventually) -> None:
+async def test_restart_for_a_changed_description_waits_for_its_turn(world: World, eventually: Eventually) -> None:
     await world.put()
     await eventually(lambda: world.instance.running)
     over = asyncio.Event()
@@ -99,7 +97,7 @@ async def test_a_restart_by_a_changed_description_waits_for_its_turn(world: Worl
     assert world.file("sa.key") == b"last"
 
 
-async def test_a_restart_after_a_crash_waits_for_its_turn(world: World, eventually: Eventually) -> None:
+async def test_restart_after_a_crash_waits_for_its_turn(world: World, eventually: Eventually) -> None:
     await world.put()
     await eventually(lambda: world.instance.running)
     over = asyncio.Event()
@@ -111,7 +109,7 @@ async def test_a_restart_after_a_crash_waits_for_its_turn(world: World, eventual
     await eventually(lambda: len(world.pids) == 2)
 
 
-async def test_a_turn_of_a_restart_ends_with_the_restart(
+async def test_turn_of_a_restart_ends_with_the_restart(
     world: World, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program(tmp_path, "exit 3")
@@ -121,9 +119,7 @@ async def test_a_turn_of_a_restart_ends_with_the_restart(
     await eventually(lambda: len(world.pids) > 2)
 
 
-async def test_an_instance_that_waits_for_its_turn_to_restart_can_be_ended(
-    world: World, eventually: Eventually
-) -> None:
+async def test_instance_that_waits_to_restart_can_be_stopped(world: World, eventually: Eventually) -> None:
     await world.put()
     await eventually(lambda: world.instance.running)
     over = asyncio.Event()
@@ -136,7 +132,7 @@ async def test_an_instance_that_waits_for_its_turn_to_restart_can_be_ended(
     assert len(world.pids) == 1
 
 
-async def test_what_a_process_reads_again_waits_for_no_turn(world: World, eventually: Eventually) -> None:
+async def test_reloaded_file_is_written_without_a_turn(world: World, eventually: Eventually) -> None:
     await world.put()
     await eventually(lambda: world.instance.running)
     over = asyncio.Event()
@@ -147,7 +143,7 @@ async def test_what_a_process_reads_again_waits_for_no_turn(world: World, eventu
     assert len(world.pids) == 1
 
 
-async def test_what_is_ended_for_its_memory_leaves_its_turn_to_the_others(
+async def test_instance_ended_for_its_memory_releases_its_turn(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(world.budget, "_longest_seconds", 3600.0)
@@ -160,28 +156,28 @@ async def test_what_is_ended_for_its_memory_leaves_its_turn_to_the_others(
         pass
 
 
-async def test_what_has_ended_by_itself_is_not_killed_by_a_number_that_may_be_of_another(
+async def test_pid_of_a_reaped_process_is_not_killed(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended, kill = Process._leader_ended, os.kill
-    signalled: list[Any] = []
+    leader_ended, kill = Process._leader_ended, os.kill
+    signals: list[Any] = []
 
     def end_and_be_killed(process: Process) -> None:
-        ended(process)  # it is reaped, and the runtime has not told of that yet
+        leader_ended(process)  # the process is reaped, but the runtime has not reported it yet
         assert world.instance.process.pid == process.pid
         world.instance.end_above(process.pid, taken_bytes=2 << 20, limit_bytes=1 << 20)
 
     monkeypatch.setattr(Process, "_leader_ended", end_and_be_killed)
     await world.put()
     await eventually(lambda: world.pids)
-    monkeypatch.setattr(os, "kill", lambda *of: signalled.append(of))
+    monkeypatch.setattr(os, "kill", lambda *of: signals.append(of))
     kill(world.pids[0], signal.SIGKILL)
     await eventually(lambda: world.instance.exits)
-    monkeypatch.setattr(Process, "_leader_ended", ended)
-    assert (signalled, world.instance.exits) == ([], {Reason.KILLED: 1})
+    monkeypatch.setattr(Process, "_leader_ended", leader_ended)
+    assert (signals, world.instance.exits) == ([], {Reason.KILLED: 1})
 
 
-async def test_a_start_that_fails_is_tried_again(
+async def test_failed_start_is_reported_and_retried(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(_: Any) -> None:
@@ -192,18 +188,18 @@ async def test_a_start_that_fails_is_tried_again(
     await world.put()
     await eventually(lambda: world.instance.reason is Reason.CANNOT_START)
     assert world.instance.message == "an error of ours"
-    world.instance._followed.set()  # or in ten seconds
+    world.instance._followed.set()  # otherwise the retry comes in ten seconds
     await eventually(lambda: len(world.pids) == 1)
 
 
-async def test_an_error_of_the_machine_is_told_and_the_start_tried_again(
+async def test_start_is_retried_after_an_os_error(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    over, told = asyncio.Event(), asyncio.Event()
+    over, failure = asyncio.Event(), asyncio.Event()
 
     async def fail(*_: Any, **__: Any) -> None:
         monkeypatch.undo()
-        told.set()
+        failure.set()
         raise OSError(23, "Too many open files in system")
 
     async with world.budget.turn(over=over):
@@ -211,12 +207,12 @@ async def test_an_error_of_the_machine_is_told_and_the_start_tried_again(
         await eventually(world.awaited)
         monkeypatch.setattr(world.runtime, "reserve", fail)
         over.set()
-    await told.wait()
+    await failure.wait()
     await eventually(lambda: world.pids)
     assert world.instance.reason is Reason.STARTING
 
 
-async def test_a_program_that_there_is_no_room_for_cannot_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_run_program_fails_without_a_free_file_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> int:
         raise OSError(24, "Too many open files")
 

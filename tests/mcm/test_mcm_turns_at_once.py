@@ -1,4 +1,4 @@
-"""How many instances start at once is bounded."""
+"""Limit of the number of instances that start at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEVER = 3600.0
 
 
 class Starts:
-    """Instances that start, as far as their turns let them, and are not over."""
+    """Instances that start when they get a turn, and keep the turn until `over` is set."""
 
     def __init__(self, budget: StartBudget, *, count: int) -> None:
         self.began: list[float] = []
@@ -36,7 +36,7 @@ class Starts:
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 4])
-async def test_no_more_than_the_bound_start_at_once(eventually: Eventually, at_once: int) -> None:
+async def test_budget_limits_the_number_of_starts_at_once(eventually: Eventually, at_once: int) -> None:
     budget = StartBudget(at_once=at_once, longest_seconds=NEVER, stagger_seconds=0.0)
     starts = Starts(budget, count=6)
     await eventually(lambda: len(starts.began) == at_once)
@@ -47,7 +47,7 @@ async def test_no_more_than_the_bound_start_at_once(eventually: Eventually, at_o
     await starts.aclose()
 
 
-async def test_without_a_number_two_start_at_once_for_each_processor(eventually: Eventually) -> None:
+async def test_default_budget_is_two_starts_for_each_processor(eventually: Eventually) -> None:
     cpus = usable_cpus()
     budget = StartBudget(longest_seconds=NEVER, stagger_seconds=0.0)
     starts = Starts(budget, count=2 * cpus + 2)
@@ -59,7 +59,7 @@ async def test_without_a_number_two_start_at_once_for_each_processor(eventually:
     await starts.aclose()
 
 
-async def test_there_is_some_time_between_any_two_starts(eventually: Eventually) -> None:
+async def test_starts_are_staggered(eventually: Eventually) -> None:
     budget = StartBudget(at_once=9, longest_seconds=0.0, stagger_seconds=0.05)
     starts = Starts(budget, count=4)
     await eventually(lambda: len(starts.began) == 4)
@@ -67,7 +67,7 @@ async def test_there_is_some_time_between_any_two_starts(eventually: Eventually)
     await starts.aclose()
 
 
-async def test_nobody_holds_a_turn_for_long(eventually: Eventually) -> None:
+async def test_turn_ends_after_its_longest_time(eventually: Eventually) -> None:
     budget = StartBudget(at_once=1, longest_seconds=0.05, stagger_seconds=0.0)
     starts = Starts(budget, count=3)
     await eventually(lambda: len(starts.began) == 3)
@@ -75,24 +75,24 @@ async def test_nobody_holds_a_turn_for_long(eventually: Eventually) -> None:
     await starts.aclose()
 
 
-async def test_what_takes_long_within_a_turn_makes_it_no_longer(
+async def test_time_within_a_turn_counts_towards_its_longest_time(
     eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     budget = StartBudget(at_once=1, longest_seconds=NEVER, stagger_seconds=0.0)
     loop = asyncio.get_running_loop()
-    real, slept = loop.time, [0.0]
-    monkeypatch.setattr(loop, "time", lambda: real() + slept[0])
+    real_time, offset = loop.time, [0.0]
+    monkeypatch.setattr(loop, "time", lambda: real_time() + offset[0])
 
     async def start() -> None:
         async with budget.turn(over=asyncio.Event()):
-            slept[0] += NEVER
+            offset[0] += NEVER
 
     starting = asyncio.create_task(start())
     await eventually(starting.done)
     await starting
 
 
-async def test_one_that_gives_up_waiting_leaves_the_turn_to_the_others(eventually: Eventually) -> None:
+async def test_cancelled_waiter_leaves_the_turn_to_others(eventually: Eventually) -> None:
     budget = StartBudget(at_once=1, longest_seconds=NEVER, stagger_seconds=0.0)
     starts = Starts(budget, count=3)
     await eventually(lambda: len(starts.began) == 1)
@@ -104,7 +104,7 @@ async def test_one_that_gives_up_waiting_leaves_the_turn_to_the_others(eventuall
 
 
 @pytest.mark.parametrize("failures", [0, 1])
-async def test_a_fleet_that_crashes_again_and_again_holds_back_no_other_start(failures: int) -> None:
+async def test_repeated_crashes_do_not_delay_other_starts(failures: int) -> None:
     budget, order = StartBudget(at_once=1, longest_seconds=NEVER, stagger_seconds=0.0), []
 
     async def start(name: str, *, failures: int) -> None:
@@ -122,7 +122,7 @@ async def test_a_fleet_that_crashes_again_and_again_holds_back_no_other_start(fa
     assert order.index("other") <= 2
 
 
-async def test_restarts_get_their_share_while_many_others_start() -> None:
+async def test_first_starts_and_restarts_share_turns_equally() -> None:
     budget, order = StartBudget(at_once=1, longest_seconds=NEVER, stagger_seconds=0.0), []
 
     async def start(failures: int) -> None:
@@ -137,7 +137,7 @@ async def test_restarts_get_their_share_while_many_others_start() -> None:
     assert sorted(order[:15]) == [0] * 5 + [1] * 5 + [5] * 5
 
 
-async def test_a_turn_that_was_taken_ends_as_any_other(eventually: Eventually) -> None:
+async def test_taken_turn_delays_the_next_start_until_it_is_over(eventually: Eventually) -> None:
     budget = StartBudget(at_once=1, longest_seconds=NEVER, stagger_seconds=0.0)
     over = asyncio.Event()
     await budget.take(over=over, failures=1)
@@ -149,7 +149,7 @@ async def test_a_turn_that_was_taken_ends_as_any_other(eventually: Eventually) -
     await starts.aclose()
 
 
-def test_a_quota_of_cpu_counts(tmp_path: Path) -> None:
+def test_cpu_quota_limits_usable_cpus(tmp_path: Path) -> None:
     quota = tmp_path / "cpu.max"
     machine = usable_cpus(tmp_path / "none")
     for text, cpus in (("max 100000", machine), ("50000 100000", 1), ("100000 100000", 1), ("0 0", machine)):

@@ -1,4 +1,4 @@
-"""Admission webhooks of a tenant on the Leases of its controllers: a slow one ends nothing, and a bad one is named."""
+"""Admission webhooks of a tenant on Leases: a slow webhook ends no instance, and a failing webhook is named."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Eventually = Callable[..., Any]
 _NAME = "guard.example.com"
 _WEBHOOK_SECONDS = 7
 _LEASE_SECONDS = 24
-"""Its renew deadline is 18 s, half of which is more than the webhook takes."""
+"""Duration of the instance Lease. Half of its renew deadline of 18 s is more than the webhook takes."""
 _PATIENCE = 120.0
 
 
@@ -51,14 +51,14 @@ class Backend:
 
 @pytest.fixture
 async def backend() -> AsyncIterator[Backend]:
-    found = Backend()
-    async with found.running():
-        yield found
+    backend = Backend()
+    async with backend.running():
+        yield backend
 
 
 @contextlib.asynccontextmanager
 async def guarded(client: Client, backend: Backend, *, policy: str) -> AsyncIterator[None]:
-    """Within, each write of a Lease waits for a webhook that does not answer."""
+    """Make each write of a Lease wait for a webhook that does not answer."""
     webhook = {
         "name": _NAME,
         "failurePolicy": policy,
@@ -84,7 +84,7 @@ async def guarded(client: Client, backend: Backend, *, policy: str) -> AsyncIter
 
 
 @pytest.mark.slow
-async def test_slow_webhook_on_leases_ends_no_instance_and_a_failing_one_is_named(
+async def test_slow_webhook_ends_no_instance_and_failing_webhook_is_named(
     mcm_of: Any, api_server: Any, fleet: Any, tenants: Any, two: Client, backend: Backend, eventually: Eventually
 ) -> None:
     mcm = mcm_of(api_server.mcm_kubeconfig, quick=True, lease_seconds=_LEASE_SECONDS)
@@ -94,50 +94,50 @@ async def test_slow_webhook_on_leases_ends_no_instance_and_a_failing_one_is_name
     name = fleet.name("guarded")
 
     async def pid() -> Any:
-        found = (await asyncio.to_thread(mcm.clusters)).get(name, {})
-        return found.get("pid") if found.get("state") == "Ready" else None
+        cluster = (await asyncio.to_thread(mcm.clusters)).get(name, {})
+        return cluster.get("pid") if cluster.get("state") == "Ready" else None
 
     async def renewed() -> str:
         lease = await two.get(LEASES, "kube-controller-manager", namespace="kube-system")
         return str(lease["spec"]["renewTime"])
 
-    first = await eventually(pid, timeout=_PATIENCE)
+    first_pid = await eventually(pid, timeout=_PATIENCE)
     async with guarded(two, backend, policy="Ignore"):
         await eventually(lambda: backend.accepted, timeout=_PATIENCE)
         # Together these writes take longer than the Lease lasts.
-        seen = {await renewed()}
+        renew_times = {await renewed()}
         for _ in range(_LEASE_SECONDS // _WEBHOOK_SECONDS + 1):
-            seen.add(await eventually(renewed, lambda found: found not in seen, timeout=_PATIENCE))
-        assert await pid() == first
+            renew_times.add(await eventually(renewed, lambda found: found not in renew_times, timeout=_PATIENCE))
+        assert await pid() == first_pid
         assert (await fleet.condition("guarded"))["status"] == "True"
     async with guarded(two, backend, policy="Fail"):
-        refused = await eventually(
+        condition = await eventually(
             lambda: fleet.condition("guarded"), lambda found: found["reason"] == "WebhookRefused", timeout=_PATIENCE
         )
-        assert f"webhook '{_NAME}' of ValidatingWebhookConfiguration {_NAME} (Fail, 7 s)" in refused["message"]
-        assert f"kubectl delete validatingwebhookconfiguration {_NAME}" in refused["message"]
+        assert f"webhook '{_NAME}' of ValidatingWebhookConfiguration {_NAME} (Fail, 7 s)" in condition["message"]
+        assert f"kubectl delete validatingwebhookconfiguration {_NAME}" in condition["message"]
         assert not await asyncio.to_thread(mcm.instances)
-    assert await eventually(pid, timeout=_PATIENCE) != first
+    assert await eventually(pid, timeout=_PATIENCE) != first_pid
 
 
 @pytest.mark.slow
-async def test_instance_that_starts_behind_a_slow_webhook_says_what_it_waits_for(
+async def test_start_behind_a_slow_webhook_reports_the_webhook(
     mcm_of: Any, api_server: Any, fleet: Any, tenants: Any, two: Client, backend: Backend, eventually: Eventually
 ) -> None:
-    """As after a move: the Lease is there, and each write of it takes long."""
+    """As after a move, the Lease exists, and each write to it takes long."""
     mcm = mcm_of(api_server.mcm_kubeconfig, quick=True, lease_seconds=_LEASE_SECONDS)
     tenant, reasons = tenants["two"], list[str]()
 
     async def condition() -> dict[str, Any]:
-        found: dict[str, Any] = await fleet.condition("guarded")
-        if (reason := found.get("reason", "")) not in reasons:
+        running: dict[str, Any] = await fleet.condition("guarded")
+        if (reason := running.get("reason", "")) not in reasons:
             reasons.append(reason)
-        return found
+        return running
 
     async with guarded(two, backend, policy="Ignore"):
         mcm.start()
         await fleet.register("guarded", tenant.controllers_secret(), server=tenant.server)
-        said = await eventually(condition, lambda found: found.get("reason") == "WebhookRefused", timeout=_PATIENCE)
-        assert f"of ValidatingWebhookConfiguration {_NAME} (Ignore, 7 s)" in said["message"]
+        refusal = await eventually(condition, lambda found: found.get("reason") == "WebhookRefused", timeout=_PATIENCE)
+        assert f"of ValidatingWebhookConfiguration {_NAME} (Ignore, 7 s)" in refusal["message"]
         await eventually(condition, lambda found: found.get("status") == "True", timeout=_PATIENCE)
     assert "APIServerUnreachable" not in reasons

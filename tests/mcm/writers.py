@@ -1,4 +1,4 @@
-"""Who writes to a control plane, and when: told by the audit log of its API server."""
+"""Writers of a control plane and the times of their writes, from the audit log of its API server."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from kplane.provider.client.resources import NAMESPACES, SERVICE_ACCOUNTS
 
 
 def signing_program(directory: Path, *, name: str, binaries: Binaries) -> Path:
-    """Make a kube-controller-manager that signs its requests with this name and the number of its process.
+    """Make a kube-controller-manager whose user agent contains `name` and its pid.
 
-    It does so by argv[0], which is in the user agent.
+    The script sets them as argv[0], which is part of the user agent.
     """
     directory.mkdir(exist_ok=True)
     program = directory / "kube-controller-manager"
@@ -31,12 +31,12 @@ def signing_program(directory: Path, *, name: str, binaries: Binaries) -> Path:
 
 @contextlib.asynccontextmanager
 async def kept_busy(*configs: ClusterConfig, name: str) -> AsyncIterator[None]:
-    """Have the controllers of control planes write all the time: a ServiceAccount that each namespace has to have."""
+    """Make controllers write continuously, by deletions of a ServiceAccount that each namespace has to have."""
 
     async def keep(client: Client) -> None:
         await client.create(NAMESPACES, {"metadata": {"name": name}})
         while True:
-            with contextlib.suppress(ProviderError):  # it is gone already, or the machine too slow for the moment
+            with contextlib.suppress(ProviderError):  # already gone, or the machine is too slow for a moment
                 await client.delete(SERVICE_ACCOUNTS, "default", namespace=name)
             await asyncio.sleep(0.05)
 
@@ -55,28 +55,28 @@ async def kept_busy(*configs: ClusterConfig, name: str) -> AsyncIterator[None]:
 
 
 class Span(NamedTuple):
-    """When somebody wrote, from the arrival of the first request to the end of the last one."""
+    """Time of the writes of one writer, from the arrival of its first request to the end of its last request."""
 
     began: float
     ended: float
     writer: str
-    """Name of the replica, a dot, and the number of the process."""
+    """Name of the replica, a dot, and the pid."""
 
 
 def spans(audit: Path, *, prefix: str) -> list[Span]:
-    """Tell who wrote to a control plane, of those whose programs sign with names that begin so."""
+    """Return the spans of all writers whose program names begin with `prefix`, in the order of their begin."""
     times: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for line in audit.read_text().splitlines(keepends=True):
-        # The last line may be half of one.
+        # The last line may be incomplete.
         event = json.loads(line) if line.endswith("\n") else {}
         program = event.get("userAgent", "").partition("/")[0]
         if program.startswith(f"{prefix}."):
             received, done = (
-                datetime.fromisoformat(event[each]).timestamp()
-                for each in ("requestReceivedTimestamp", "stageTimestamp")
+                datetime.fromisoformat(event[field]).timestamp()
+                for field in ("requestReceivedTimestamp", "stageTimestamp")
             )
             times[program.removeprefix(f"{prefix}.")].append((received, done))
     return sorted(
-        Span(min(began for began, _ in found), max(ended for _, ended in found), writer)
-        for writer, found in times.items()
+        Span(min(began for began, _ in intervals), max(ended for _, ended in intervals), writer)
+        for writer, intervals in times.items()
     )

@@ -266,8 +266,8 @@ class Reason(StrEnum):
     CERTIFICATE_INVALID = (
         "CertificateInvalid",
         "check the address and its certificate; the operator retries",
-        # When a Service gets its first endpoint, kube-proxy removes the refusal before it adds the address. A connection
-        # of that moment leaves the cluster, and another server may answer.
+        # When a Service gets its first endpoint, kube-proxy removes the refusal before it adds the address. A
+        # connection of that moment leaves the cluster, and another server may answer.
         _in(_READY, _REACHABLE, _ADDONS, phase=_PROVISIONING, at_first="Bootstrapping"),
     )
     ANSWER_TOO_LARGE = (

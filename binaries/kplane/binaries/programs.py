@@ -1,7 +1,7 @@
 """Finds the programs that kplane uses, and obtains missing programs.
 
-For each upstream, `resolve` tries KPLANE_BINARIES_DIR, the cache, the official release and a build from source, in this
-order. `python -m kplane.binaries [PROGRAM...]` prints the directories of the programs.
+`resolve` tries KPLANE_BINARIES_DIR, the cache, the official release and a build from source, in this order.
+`python -m kplane.binaries [PROGRAM...]` prints the directories of the programs.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def endpoint_style(control_plane: ControlPlane, *, chosen: ControlPlaneClass | N
 
 
 def asked_policy(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> EndpointPolicy | None:
-    """Return the requested addresses, by the spec, or else by the class; None if neither requests any.
+    """Return the requested addresses, by the spec, or else by the class; None if both request none.
 
     A control plane of mode Dedicated is at the gateway in three cases only. Its policy requests that, its spec has a
     style, or it was of mode Virtual.

@@ -71,7 +71,7 @@ class CredentialsUnusable(DataError):
 
 
 class ValueUnreadable(DataError):
-    """A stored value has neither of the two formats of an API server without encryption: protobuf and JSON."""
+    """A stored value is not protobuf or JSON, the formats of an API server without encryption."""
 
 
 class ValueEncrypted(ValueUnreadable):

@@ -133,7 +133,7 @@ class Upstream:
             self.front_proxy.check()
 
     def check_host(self) -> None:
-        """Raise RouteInvalid if `host` is neither an IP address nor a host name."""
+        """Raise RouteInvalid if `host` is not an IP address or a host name."""
         if not self.is_address and not _HOST_NAME.fullmatch(self.host):
             raise RouteInvalid(f"{self.host!r} cannot be an IP address or the name of a host")
 
@@ -180,7 +180,7 @@ class Sleep:
     problem: str = ""
     """Message of condition Ready; empty unless the status is False."""
     failed: bool = False
-    """Whether the phase is Failed: the control plane cannot wake up before somebody repairs it."""
+    """Whether the phase is Failed: the control plane cannot wake up before a person repairs it."""
 
     def is_asked(self, now: datetime) -> bool:
         """Return whether the end of this sleep was requested already.

@@ -396,7 +396,7 @@ class DedicatedEtcd:
             try:
                 await self._apply(look, number, among=[number])
             except WorkloadsError as error:
-                # The failure must delay neither the other members nor the API server.
+                # The failure must not delay other members or the API server.
                 _log.warning("%s is not changed: %s", look.names[number], error)
             if not self._runtime.settled(look.names[number]):
                 unsettled.add(number)

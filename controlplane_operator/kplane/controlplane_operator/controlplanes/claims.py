@@ -196,7 +196,7 @@ class AddressClaims:
         return any(obj["metadata"]["uid"] == record.uid for obj in control_planes)
 
     def _claim(self, control_plane: ControlPlane, *, address: str) -> Claim | None:
-        """Return the claim of a control plane to a place; None if it neither holds the place nor may claim it."""
+        """Return the claim of a control plane to a place; None if it does not hold the place and may not claim it."""
         uid = control_plane.metadata.uid or ""
         holders = self._stores.control_planes.by("address", address)
         held = self._granted.get(uid) == address or any(obj["metadata"]["uid"] == uid for obj in holders)

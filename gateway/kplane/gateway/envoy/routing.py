@@ -73,7 +73,7 @@ _STREAMING: Final = {"timeout": "0s", "idle_timeout": "0s", "retry_policy": _RET
 """No timeouts, since a watch lasts for hours. Client and server end a request."""
 
 _UNVERIFIED: Final = {"max_stream_duration": {"max_stream_duration": "75s"}}
-"""Time limit for watches with unverified tokens, each of which occupies one of few places (`clusters.py`). When the
+"""Time limit for watches with unverified tokens. Each watch occupies one of few places (`clusters.py`). When the
 client watches again, Envoy knows from the first response that the token is valid. API servers end other requests
 earlier.
 """

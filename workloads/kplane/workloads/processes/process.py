@@ -89,7 +89,7 @@ class Process:
             umask=0o077,
         )
         started = uptime()
-        popen.returncode = 0  # `_reap` reaps it by pidfd: Popen must neither reap it nor warn that it still runs
+        popen.returncode = 0  # `_reap` reaps it by pidfd: Popen must not reap it, or warn that it still runs
         try:
             pidfd = os.pidfd_open(popen.pid)
         except OSError:

@@ -47,7 +47,7 @@ class ProcessEntry:
     """Directory of the process's component; empty if the process has no marker, or is dead already."""
     digest: str = ""
     program: bool = True
-    """Whether the entry runs a program: it is neither a kernel thread nor dead."""
+    """Whether the entry runs a program: it is not a kernel thread, and not dead."""
 
     @property
     def leader(self) -> bool:
