@@ -395,10 +395,10 @@ async def test_control_planes_are_found_by_a_field(control_plane: str, patch: Pa
     ("path", "says"),
     [
         ("controlplane.spec.virtual.clusterPath", "`root` and `clusters` are reserved"),
-        ("controlplaneclass.spec.controllers.profile", "Nodeless: those, and the controllers of workloads"),
+        ("controlplaneclass.spec.controllers.profile", "Nodeless adds the controllers of workloads"),
         ("controlplaneclass.spec.auth.defaultRole", "admin and edit can make themselves cluster-admin"),
         ("controlplaneendpoint.spec.credentialsSecretRef", "The Secret whose key `kubeconfig`"),
-        ("controlplaneregistration.spec.services", "Lower case is accepted as well"),
+        ("controlplaneregistration.spec.services", "Lower case is accepted, and duplicates are ignored"),
     ],
 )
 async def test_kubectl_explains_a_field(path: str, says: str, kube: Kubectl) -> None:
