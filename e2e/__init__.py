@@ -1,1 +1,1 @@
-"""The end-to-end suite: what users do, by real kubectl and kubeconfigs, on any backend. Imports nothing of kplane."""
+"""The end-to-end suite: uses kplane as its users do, with real kubectl, on any backend. Imports no code of kplane."""

@@ -1,4 +1,4 @@
-"""Runs an API server as users have their own, with an etcd, as processes or as a Pod. kplane has no part in it."""
+"""Runs a user's own API server with an etcd, as processes or as a Pod. kplane does not manage this API server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STOP_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class UserApiServer:
-    """Holds the addresses of an API server and the token of its administrator."""
+    """Addresses of an API server, and the token of its administrator."""
 
     internal: str
     """URL for programs in the management cluster."""
@@ -83,7 +83,7 @@ def api_server_as_pod(platform: Platform) -> Iterator[UserApiServer]:
 
 
 def _write_files(platform: Platform, *, names: str) -> str:
-    """Write certificates, keys and tokens; returns the administrator's token."""
+    """Write certificates, keys and tokens into the platform's directory. Returns the administrator's token."""
     subject = ("-subj", "/CN=api-server", "-addext", f"subjectAltName={names}")
     make_certificate(platform.directory, "server", *subject)
     make_certificate(platform.directory, "sa", "-subj", "/CN=service-accounts")
@@ -114,15 +114,15 @@ def _api_server_args(port: int, *, etcd: str, files: str) -> list[str]:
 
 @contextlib.contextmanager
 def _held_port() -> Iterator[int]:
-    """Reserve a port for a server with SO_REUSEADDR, as Go's servers are."""
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
+    """Reserve a port within the context, for a server that sets SO_REUSEADDR, as servers in Go do."""
+    with socket.socket() as reservation:
+        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reservation.bind(("127.0.0.1", 0))
+        yield reservation.getsockname()[1]
 
 
 def _run(stack: contextlib.ExitStack, platform: Platform, program: str, *args: str) -> None:
-    """Run a program until the stack is closed; its output goes to a file in the directory of the platform."""
+    """Run a program until the stack is closed. The output goes to a file in the platform's directory."""
     log = stack.enter_context((platform.directory / f"{program}.log").open("wb"))
     process = subprocess.Popen([_find(program), *args], stdout=log, stderr=log)
 
@@ -139,8 +139,8 @@ def _run(stack: contextlib.ExitStack, platform: Platform, program: str, *args: s
 
 def _find(program: str) -> Path:
     command = [sys.executable, "-P", "-m", "kplane.binaries", program]
-    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
-    return Path(found.stdout.strip().splitlines()[-1]) / program
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    return Path(result.stdout.strip().splitlines()[-1]) / program
 
 
 def _objects(namespace: str, *, data: dict[str, str]) -> list[Object]:

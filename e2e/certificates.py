@@ -1,4 +1,4 @@
-"""Makes certificates of users with openssl."""
+"""Creates certificates with openssl, as users do."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["make_certificate"]
 
 
 def make_certificate(directory: Path, name: str, *args: str) -> tuple[Path, Path]:
-    """Make NAME.crt and NAME.key in the directory, with an elliptic curve and for two days; `args` go to `openssl req`.
+    """Create NAME.crt and NAME.key in the directory, for two days, with a key of an elliptic curve. Returns both paths.
 
-    Without `-CA` and `-CAkey`, files in the directory, the certificate is its own CA. Only this user can read the key.
-    Raises AssertionError with openssl's errors.
+    `args` are further arguments of `openssl req`. Without `-CA` and `-CAkey`, which name files in the directory, the
+    certificate is self-signed. Only this user can read the key. Raises AssertionError with openssl's errors.
     """
     program = shutil.which("openssl")
     assert program, "failed to find openssl on PATH: install it"
@@ -21,6 +21,6 @@ def make_certificate(directory: Path, name: str, *args: str) -> tuple[Path, Path
     key.touch(mode=0o600)
     command = [program, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-days", "2", "-keyout", str(key), "-out", str(certificate), *args]
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"failed to make {certificate.name}: {done.stderr}"
+    result = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, f"failed to make {certificate.name}: {result.stderr}"
     return certificate, key

@@ -1,4 +1,4 @@
-"""Prepares the circumstances that a section of a document expects."""
+"""Circumstances that sections of documents expect, as context managers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ANYBODY_MAY_WRITE: Final = "chmod 0777 /files"
 
 @contextlib.contextmanager
 def shared_files(kubectl: Kubectl, _: Path) -> Iterator[None]:
-    """Provide a volume of StorageClass `shared-files` that all pods can mount: a directory of the only node."""
+    """Provide StorageClass `shared-files` with a volume that all pods can mount: a directory on the only node."""
     assert len(kubectl.names("nodes")) == 1, "failed to share a node's directory: the cluster has several nodes"
     labels = {"app": _FILES}
     host_path = {"path": f"/var/lib/{_FILES}", "type": "DirectoryOrCreate"}
@@ -62,7 +62,7 @@ def shared_files(kubectl: Kubectl, _: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def etcd_of_their_own(kubectl: Kubectl, directory: Path) -> Iterator[None]:
-    """Run an etcd as docs/how-to/external-etcd.md demands it: Service `etcd` of namespace `databases`."""
+    """Run an etcd as docs/how-to/external-etcd.md requires: Service `etcd` in namespace `databases`."""
     _make_certificates(directory, host=f"etcd.{_DATABASES}.svc")
     kubectl("create", "namespace", _DATABASES)
     try:
@@ -75,7 +75,7 @@ def etcd_of_their_own(kubectl: Kubectl, directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lost_credentials(kubectl: Kubectl, _: Path) -> Iterator[None]:
-    """Delete the Secret with the shared etcd's CA while the operator is stopped, and start the operator."""
+    """Scale the operator to 0, delete the Secret with the shared etcd's CA, and start the operator again."""
     operator = ("deployment/kplane-operator", "-n", NAMESPACE)
     kubectl("scale", *operator, "--replicas=0")
     pods = ("pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=operator")
@@ -89,13 +89,13 @@ def lost_credentials(kubectl: Kubectl, _: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lost_namespace(kubectl: Kubectl, _: Path) -> Iterator[None]:
-    """Delete the operators' namespace while there are control planes."""
+    """Delete the operators' namespace while control planes exist."""
     kubectl("delete", "namespace", NAMESPACE, "--timeout=200s", timeout_seconds=210)
     yield
 
 
 def _make_certificates(directory: Path, *, host: str) -> None:
-    """Make a CA, a certificate of the server, and one of user root."""
+    """Create a CA, a serving certificate for the host, and a client certificate for user root."""
     authority = ["-CA", "ca.crt", "-CAkey", "ca.key", "-addext", "basicConstraints=critical,CA:FALSE"]
     make_certificate(directory, "ca", "-subj", "/CN=my-etcd", "-addext", "keyUsage=critical,keyCertSign,cRLSign")
     server = [

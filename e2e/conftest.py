@@ -34,7 +34,7 @@ _NUMBERS: Final = itertools.count(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each test a deadline, without its fixtures. Run the tests that change or uninstall kplane last."""
+    """Give each test a timeout, which excludes its fixtures. Run the tests that change or uninstall kplane last."""
     for item in items:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_TEST_SECONDS, func_only=True))
@@ -55,7 +55,7 @@ def kubectl(k8s: Any) -> Kubectl:
 
 @pytest.fixture(scope="session")
 def helm(kubectl: Kubectl) -> Helm:
-    """The real helm."""
+    """The real helm, on the cluster of the backend."""
     return Helm.on(kubectl)
 
 
@@ -79,18 +79,18 @@ def _slug(test: str) -> str:
 
 
 def _platform(kubectl: Kubectl, *, prefix: str, directory: Path) -> Iterator[Platform]:
-    made = Platform(kubectl, prefix=prefix, directory=directory)
+    platform = Platform(kubectl, prefix=prefix, directory=directory)
     try:
-        yield made
+        yield platform
     finally:
-        made.clean_up()
+        platform.clean_up()
 
 
 @pytest.fixture
 def platform(
     installation: None, kubectl: Kubectl, request: pytest.FixtureRequest, tmp_path: Path
 ) -> Iterator[Platform]:
-    """A platform for one test. Deletes what the test created, and waits for the end of it."""
+    """A platform for one test. Deletes the objects that the test created, and waits until they are gone."""
     yield from _platform(kubectl, prefix=_slug(request.node.name), directory=tmp_path)
 
 
@@ -113,7 +113,7 @@ def session_platform(
 
 @pytest.fixture(scope="session")
 def tenants(session_platform: Platform) -> tuple[Tenant, Tenant]:
-    """Two control planes of one class, with controllers. Tests create objects in them, and do not change them."""
+    """Two control planes of the same class, with controllers. Tests may create objects in them, and not change them."""
     platform = session_platform
     standard = platform.name("standard")
     platform.create(
@@ -155,25 +155,25 @@ def unregistered(module_platform: Platform) -> str:
 
 @pytest.fixture(scope="module")
 def gateway(k8s: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """kplane's gateway: that of the chart, or that of a second embedded cluster."""
+    """kplane's gateway: the gateway of the chart, or of a second embedded cluster."""
     if "pods" not in k8s.capabilities:
         running = as_processes()
     else:
         request.getfixturevalue("installation")
         kubectl, helm = request.getfixturevalue("kubectl"), request.getfixturevalue("helm")
         running = as_pods(k8s, kubectl=kubectl, helm=helm, directory=tmp_path_factory.mktemp("gateway"))
-    with running as made:
-        yield made
+    with running as instance:
+        yield instance
 
 
 @pytest.fixture(scope="module")
 def gateway_platform(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     """A platform for the tests of one file, behind the gateway."""
-    made = Platform(gateway.kubectl, prefix="behind", directory=tmp_path_factory.mktemp("behind"))
+    platform = Platform(gateway.kubectl, prefix="behind", directory=tmp_path_factory.mktemp("behind"))
     try:
-        yield made
+        yield platform
     finally:
-        made.clean_up()
+        platform.clean_up()
 
 
 @pytest.fixture(scope="session")
@@ -184,7 +184,7 @@ def reader_environment(
     programs = tmp_path_factory.mktemp("bin")
     for name, program in (("kubectl", kubectl.program), ("helm", helm.program), ("kind", k8s.kind.program)):
         (programs / name).symlink_to(program)
-    # A reader's shell does not have the settings of the make that runs this.
+    # A reader's shell lacks the variables of the make process that runs the suite.
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "IMAGE_TAG")}
     return {
         **environment,
@@ -202,9 +202,9 @@ def nodes(kubectl: Kubectl) -> Nodes:
 
 @pytest.fixture(scope="module")
 def released(k8s: Any, kubectl: Kubectl, helm: Helm) -> Iterator[None]:
-    """The images under the names that the documents give them, as if they had been pushed; and no kplane yet.
+    """Images with the names in the documents, as if they came from a registry, on a cluster without kplane.
 
-    On this machine the names mean afterwards what they meant before.
+    At the end, each name on this machine refers to its former image again, or is removed.
     """
     require_unused(kubectl)
     assert helm.status() is None, "failed to prepare the cluster: kplane is installed; run test_uninstall.py first"

@@ -23,31 +23,31 @@ class Containers:
     name: str
 
     def running(self) -> Sequence[tuple[str, str]]:
-        """Return node and id of each that runs."""
-        wanted = ["--state=Running", f"--name=^{self.name}$", f"--label=io.kubernetes.pod.namespace={self.namespace}"]
+        """Return the node and the id of each running container."""
+        filters = ["--state=Running", f"--name=^{self.name}$", f"--label=io.kubernetes.pod.namespace={self.namespace}"]
         return [
             (node, container)
             for node in self.nodes.names
-            for container in docker("exec", node, "crictl", "ps", "--quiet", *wanted).split()
+            for container in docker("exec", node, "crictl", "ps", "--quiet", *filters).split()
         ]
 
     def kill(self) -> None:
-        """Kill them at once (-9). The kubelet starts others in the same Pods."""
+        """Kill the running containers at once (-9). The kubelet starts new containers in the same Pods."""
         for node, container in self.running():
-            with contextlib.suppress(AssertionError):  # it has ended meanwhile
+            with contextlib.suppress(AssertionError):  # the container has ended in the meantime
                 docker("exec", node, "crictl", "stop", "--timeout=0", container)
 
     @contextlib.contextmanager
     def never_two(self) -> Iterator[None]:
-        """Look again and again how many run. Raises AssertionError in the end if there was more than one."""
-        most: list[Sequence[tuple[str, str]]] = []
+        """Sample the running containers within the context. Raises AssertionError at its end if two ran at once."""
+        violations: list[Sequence[tuple[str, str]]] = []
         end = threading.Event()
 
         def look() -> None:
             while not end.wait(_SAMPLE_SECONDS):
-                found = self.running()
-                if len(found) > 1:
-                    most.append(found)
+                containers = self.running()
+                if len(containers) > 1:
+                    violations.append(containers)
 
         thread = threading.Thread(target=look)
         thread.start()
@@ -56,4 +56,4 @@ class Containers:
         finally:
             end.set()
             thread.join()
-        assert most == []
+        assert violations == []

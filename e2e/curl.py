@@ -1,4 +1,4 @@
-"""Runs curl as the user of a published kubeconfig: a client that knows nothing of Kubernetes."""
+"""Runs curl as the user of a published kubeconfig: a client without support for Kubernetes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SECONDS = 200
 
 @dataclass(frozen=True, slots=True)
 class Curl:
-    """One API server, and a token for it."""
+    """An API server, its CA, and a token for it; None for anonymous requests."""
 
     server: str
     ca: Path
@@ -27,7 +27,7 @@ class Curl:
 
     @classmethod
     def of(cls, tenant: Tenant, *, anonymous: bool = False) -> Self:
-        """Read the tenant's kubeconfig."""
+        """Read server, CA and token from the tenant's kubeconfig. Writes the CA to a file beside the kubeconfig."""
         file = tenant.kubectl.kubeconfig
         kubeconfig = yaml.safe_load(file.read_text())
         cluster, user = kubeconfig["clusters"][0]["cluster"], kubeconfig["users"][0]["user"]
@@ -36,13 +36,13 @@ class Curl:
         return cls(cluster["server"], ca, None if anonymous else user["token"])
 
     def __call__(self, path: str, *args: str, stdin: str = "") -> tuple[int, str]:
-        """Send one request, and return status and body. Raises AssertionError if there is no answer."""
+        """Send a request, and return status and body. Raises AssertionError if there is no answer."""
         command = ["curl", "--silent", "--show-error", "--cacert", str(self.ca), "--write-out", "\n%{http_code}"]
         if self.token is not None:
             command += ["--config", "-"]
-            # Through its standard input, because others see the arguments of a program.
+            # The token goes through standard input, because other users can see the arguments of a program.
             stdin = f'header = "Authorization: Bearer {self.token}"\n{stdin}'
-        done = subprocess.run(
+        result = subprocess.run(
             [*command, *args, f"{self.server}{path}"],
             input=stdin,
             capture_output=True,
@@ -50,6 +50,6 @@ class Curl:
             check=False,
             timeout=_SECONDS,
         )
-        assert done.returncode == 0, f"failed to run `curl {' '.join(args)} {path}`: {done.stderr}"
-        body, _, status = done.stdout.rpartition("\n")
+        assert result.returncode == 0, f"failed to run `curl {' '.join(args)} {path}`: {result.stderr}"
+        body, _, status = result.stdout.rpartition("\n")
         return int(status), body

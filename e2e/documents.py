@@ -1,8 +1,8 @@
 """Reads the commands of documents, which the suite runs.
 
-The suite runs each block ```sh. Blocks ```console, ```yaml, ```text and others are for reading. A block ```yaml that
-begins with `# file: NAME` is written to that file first. `<!-- e2e: route: NAME -->` before a block moves it from the
-main route to the named one (routes.py). Each block ```sh runs on one of the routes, or on processes.
+The suite runs each block ```sh. Blocks ```console, ```yaml, ```text and others are for reading. The suite writes a
+block ```yaml that begins with `# file: NAME` to that file. `<!-- e2e: route: NAME -->` before a block moves the block
+from the main route to route NAME (routes.py). Each block ```sh runs on a route, or on an operator that runs processes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ DOCUMENTS: Final = (
 ON_PROCESSES: Final = ("how-to/backup", "how-to/restore", "how-to/clone")
 """Documents whose commands an integration test runs, in this order, on an operator that runs processes.
 
-They need a storage for snapshots, which clusters of the suite lack.
+The commands need storage for snapshots, which the clusters of the suite lack.
 """
 
 _DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
@@ -62,17 +62,17 @@ _END: Final = "END_OF_FILE_OF_DOCUMENT"
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Holds a fenced block that the suite runs or writes."""
+    """A fenced block that the suite runs, or writes to a file."""
 
     line: int
-    """Number of its first line."""
+    """Number of the block's first line in the document."""
     section: str
-    """Heading above it."""
+    """Heading above the block."""
     text: str
     file: str | None
-    """Name of the file; None for commands."""
+    """Name of the file that the block is written to; None for commands."""
     route: str | None
-    """Its only route; None for a block of all routes through its section."""
+    """The only route that runs the block; None for a block of all routes through its section."""
 
 
 def document(name: str) -> Path:
@@ -81,12 +81,12 @@ def document(name: str) -> Path:
 
 
 def all_documents() -> list[str]:
-    """Name all documents."""
+    """Return the names of all documents, sorted."""
     return sorted(str(path.relative_to(_DOCS).with_suffix("")) for path in _DOCS.rglob("*.md"))
 
 
 def blocks(path: Path) -> Iterator[Block]:
-    """Find the blocks in order. Raises AssertionError if the suite would skip a block without notice."""
+    """Yield the blocks of a document in order. Raises AssertionError if the suite would skip a block silently."""
     section, before = "", ""
     lines = iter(enumerate(path.read_text().splitlines(), start=1))
     for number, line in lines:
@@ -121,7 +121,7 @@ def blocks(path: Path) -> Iterator[Block]:
 
 
 def script(name: str, chosen: Iterable[Block]) -> str:
-    """Write blocks of the document `name` as one bash script, which prints each block's line."""
+    """Return a bash script of blocks of the document `name`. The script prints the line of each block before it."""
     parts = ["set -euo pipefail\n"]
     for block in chosen:
         parts.append(f"echo {shlex.quote(f'== {name}:{block.line}')}\n")

@@ -1,7 +1,8 @@
-"""A shared address as users bring their own: serves one API server below /clusters/<path>/control-plane.
+"""A user's own gateway with a shared address: serves an API server below /clusters/<path>/control-plane.
 
-`python gateway.py PORT CERTIFICATE KEY PATH BACKEND BACKEND_CA`, with the standard library alone, so that it runs as a
-process here and as a Pod elsewhere. One request for each connection: what follows its head is passed on as it comes.
+The command is `python gateway.py PORT CERTIFICATE KEY PATH BACKEND BACKEND_CA`. The program uses the standard library
+alone, so that it runs as a process on this machine and in a Pod. Each connection carries a single request: the gateway
+rewrites the head of the request, and copies all further bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\
 
 
 def rewritten(head: bytes, *, prefix: str, host: str) -> bytes | None:
-    """Return the head of a request without the path's prefix; None if the path has another prefix."""
+    """Return the head of a request with the prefix removed from its path; None if the path has another prefix."""
     request, *headers = head.decode("latin-1").rstrip("\r\n").split("\r\n")
     method, target, version = request.split(" ", 2)
     if not target.startswith(f"{prefix}/"):
@@ -27,14 +28,14 @@ def rewritten(head: bytes, *, prefix: str, host: str) -> bytes | None:
 
 
 async def pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-    """Copy until the source ends."""
+    """Copy bytes until the source ends."""
     while data := await source.read(65536):
         sink.write(data)
         await sink.drain()
 
 
 async def serve(port: int, certificate: str, key: str, prefix: str, backend: str, ca: str) -> None:
-    """Serve until cancelled."""
+    """Serve requests until cancelled."""
     url = urlsplit(backend)
     host, number = url.hostname or "", url.port or 443
     to_backend = ssl.create_default_context(cafile=ca)
@@ -42,7 +43,7 @@ async def serve(port: int, certificate: str, key: str, prefix: str, backend: str
     for_clients.load_cert_chain(certificate, key)
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Clients and the backend can disconnect at any time. That ends this one request.
+        # Clients and the backend can disconnect at any time. Such an error ends only this request.
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, ssl.SSLError):
             head = rewritten(await reader.readuntil(b"\r\n\r\n"), prefix=prefix, host=f"{host}:{number}")
             if head is None:
@@ -57,9 +58,9 @@ async def serve(port: int, certificate: str, key: str, prefix: str, backend: str
         requests.write(head)
         body = asyncio.create_task(pass_on(reader, requests))
         answer = asyncio.create_task(pass_on(answers, writer))
-        # The end of the answer is the end; so is a client that leaves, of a watch for one.
-        _, left = await asyncio.wait((body, answer), return_when=asyncio.FIRST_COMPLETED)
-        for task in left:
+        # The exchange ends with the answer, or when the client disconnects, for example from a watch.
+        _, pending = await asyncio.wait((body, answer), return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
             task.cancel()
         await asyncio.gather(body, answer, return_exceptions=True)
         requests.close()

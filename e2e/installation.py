@@ -51,7 +51,7 @@ def images() -> tuple[str, str, str]:
 
 
 def gateway_image() -> str:
-    """Return the image of the gateway, which is installed for its tests alone."""
+    """Return the image of the gateway, which only the tests of the gateway install."""
     return os.environ.get("KPLANE_GATEWAY_IMAGE", "kplane-gateway:dev")
 
 
@@ -62,25 +62,25 @@ def chart_values() -> dict[str, Any]:
 
 
 def document_images() -> Mapping[str, str]:
-    """Map each image that the documents name to the built image that it stands for.
+    """Return the built image for each image that the documents name.
 
-    docs/how-to/install.md has a file of values with the images of a registry, deploy/install.yaml has those of
-    `make images`, and the chart has that of etcd.
+    docs/how-to/install.md has a values file with images of a registry. deploy/values-dev.yaml has the images of
+    `make images`, and the chart has the image of etcd.
     """
-    (written,) = [block for block in blocks(document("how-to/install")) if block.file == "images.yaml"]
+    (values_block,) = [block for block in blocks(document("how-to/install")) if block.file == "images.yaml"]
     operator, mcm, etcd = images()
-    named = {chart_values()["etcd"]["image"]: etcd}
-    for text in (written.text, (ROOT / "deploy" / "values-dev.yaml").read_text()):
+    mapping = {chart_values()["etcd"]["image"]: etcd}
+    for text in (values_block.text, (ROOT / "deploy" / "values-dev.yaml").read_text()):
         for program, image in (("operator", operator), ("mcm", mcm), ("gateway", gateway_image())):
-            given = yaml.safe_load(text)[program]["image"]
-            named[f"{given['repository']}:{given['tag']}"] = image
-    return named
+            settings = yaml.safe_load(text)[program]["image"]
+            mapping[f"{settings['repository']}:{settings['tag']}"] = image
+    return mapping
 
 
 def require_unused(kubectl: Kubectl) -> None:
-    """Raise AssertionError where the cluster has control planes: the suite changes and uninstalls kplane.
+    """Raise AssertionError if the cluster has control planes, because the suite changes and uninstalls kplane.
 
-    A kplane without any, which an earlier run left behind, may go.
+    An installation without control planes, which an earlier run left behind, is accepted.
     """
     kind = f"controlplanes.{GROUP}"
     if kubectl.find("customresourcedefinition", kind) is not None:
@@ -92,27 +92,27 @@ def require_unused(kubectl: Kubectl) -> None:
 
 
 def require_nothing_left(kubectl: Kubectl) -> None:
-    """Raise AssertionError if an object of kplane is left after its uninstallation."""
+    """Raise AssertionError if an object of kplane is left after kplane was uninstalled."""
     cluster_wide = (
         "clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings,priorityclasses"
     )
-    left = {name for name in kubectl.names("namespaces") if name.startswith("kplane-")}
-    left |= kubectl.names(cluster_wide, "-l", "app.kubernetes.io/part-of=kplane")
-    left |= kubectl.names("roles,rolebindings", "-A", "-l", "app.kubernetes.io/part-of=kplane")
-    left |= {name for name in kubectl.names("customresourcedefinitions") if name.endswith(f".{GROUP}")}
-    assert not left, f"failed to uninstall kplane: {', '.join(sorted(left))} still exist"
+    leftovers = {name for name in kubectl.names("namespaces") if name.startswith("kplane-")}
+    leftovers |= kubectl.names(cluster_wide, "-l", "app.kubernetes.io/part-of=kplane")
+    leftovers |= kubectl.names("roles,rolebindings", "-A", "-l", "app.kubernetes.io/part-of=kplane")
+    leftovers |= {name for name in kubectl.names("customresourcedefinitions") if name.endswith(f".{GROUP}")}
+    assert not leftovers, f"failed to uninstall kplane: {', '.join(sorted(leftovers))} still exist"
 
 
 @dataclass(frozen=True, slots=True)
 class Helm:
-    """Runs the real helm on the backend's cluster."""
+    """The real helm, on the cluster of the backend."""
 
     program: str
     kubectl: Kubectl
 
     @classmethod
     def on(cls, kubectl: Kubectl) -> Helm:
-        """Find helm by HELM, or on PATH. Raises AssertionError if there is none."""
+        """Find helm by the variable HELM, or on PATH. Raises AssertionError if both fail."""
         program = os.environ.get("HELM") or shutil.which("helm")
         assert program, "failed to find helm on PATH: install it, or set HELM to its path"
         return cls(program, kubectl)
@@ -121,25 +121,25 @@ class Helm:
         """Run helm with these arguments and return its output. Raises AssertionError with helm's errors."""
         command = [self.program, f"--kubeconfig={self.kubectl.kubeconfig}", f"--namespace={NAMESPACE}"]
         command += [f"--kube-context={self.kubectl.context}"] if self.kubectl.context else []
-        done = subprocess.run(
+        result = subprocess.run(
             [*command, *args], capture_output=True, text=True, check=False, timeout=timeout_seconds, cwd=ROOT
         )
-        assert done.returncode == 0, f"`helm {' '.join(args)}`: {done.stderr.strip()}"
-        return done.stdout
+        assert result.returncode == 0, f"`helm {' '.join(args)}`: {result.stderr.strip()}"
+        return result.stdout
 
     def status(self) -> Object | None:
-        """Return the status of the release; None if there is none."""
-        found: list[Object] = json.loads(self("list", f"--filter=^{RELEASE}$", "--output=json"))
-        return found[0] if found else None
+        """Return the status of the release; None if it is not installed."""
+        releases: list[Object] = json.loads(self("list", f"--filter=^{RELEASE}$", "--output=json"))
+        return releases[0] if releases else None
 
     def install(self, *settings: str) -> None:
         """Install or upgrade kplane with the suite's values and these settings, and wait until it is ready."""
         host = self.kubectl(
             "get", "nodes", "-o", "jsonpath={.items[0].status.addresses[?(@.type=='InternalIP')].address}"
         )
-        given = [*_image_settings(), "controlPlanes.expose=NodePort", f"controlPlanes.externalHost={host}", *settings]
+        values = [*_image_settings(), "controlPlanes.expose=NodePort", f"controlPlanes.externalHost={host}", *settings]
         args = ["upgrade", "--install", RELEASE, str(CHART), "--create-namespace", f"--values={_VALUES}"]
-        args += [f"--set={setting}" for setting in given]
+        args += [f"--set={setting}" for setting in values]
         self(*args, "--wait", f"--timeout={_READY_SECONDS}s", timeout_seconds=_READY_SECONDS + 60)
 
 

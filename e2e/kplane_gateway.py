@@ -1,4 +1,4 @@
-"""Starts kplane's gateway in front of control planes: on a machine, or on a cluster that runs Pods."""
+"""Starts kplane's gateway in front of control planes: on this machine, or on a cluster that runs Pods."""
 
 from __future__ import annotations
 
@@ -30,17 +30,20 @@ _STOP_SECONDS: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """The management cluster of a gateway, and what a user of control planes has to know."""
+    """A running gateway, and its management cluster."""
 
     kubectl: Kubectl
-    """Administrator of the management cluster."""
+    """kubectl as administrator of the management cluster."""
     restart: Callable[[], None]
-    """Restarts the gateway as it happens: by a rollout of its Pods, or because Envoy was killed."""
+    """Restarts the gateway: rolls out its Pods again, or kills Envoy (-9). Returns after the restart."""
 
 
 @contextlib.contextmanager
 def as_processes() -> Iterator[Gateway]:
-    """Run an embedded cluster with a gateway, beside that of the suite. Raises AssertionError with its log."""
+    """Run an embedded cluster with a gateway, besides the cluster of the suite.
+
+    Raises AssertionError with the log of the embedded cluster if its start or its stop fails.
+    """
     with tempfile.TemporaryDirectory(prefix="kplane-e2e-") as name:
         directory = Path(name)
         command = [sys.executable, "-P", "-m", "kplane.embedded", f"--directory={directory}", "--gateway", "--no-fsync"]
@@ -62,11 +65,11 @@ def as_processes() -> Iterator[Gateway]:
 def _wait_ready(running: subprocess.Popen[bytes], *, directory: Path) -> dict[str, Any]:
     file, deadline = directory / "ready.json", time.monotonic() + _START_SECONDS
     while not file.exists():
-        ended = running.poll() is not None or time.monotonic() > deadline
-        assert not ended, f"failed to start the embedded cluster: {(directory / 'daemon.log').read_text()}"
+        failed = running.poll() is not None or time.monotonic() > deadline
+        assert not failed, f"failed to start the embedded cluster: {(directory / 'daemon.log').read_text()}"
         time.sleep(0.2)
-    found: dict[str, Any] = json.loads(file.read_text())
-    return found
+    handle: dict[str, Any] = json.loads(file.read_text())
+    return handle
 
 
 def _kill_envoy(directory: Path) -> None:
@@ -79,21 +82,21 @@ def _kill_envoy(directory: Path) -> None:
 
 
 def _envoys(directory: Path) -> set[int]:
-    """Find the Envoy that serves; others only validate a configuration."""
-    found = set()
+    """Return the ids of the Envoy processes that serve. Other processes of Envoy only validate a configuration."""
+    pids = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
-            with contextlib.suppress(OSError):  # it has ended meanwhile
+            with contextlib.suppress(OSError):  # the process has ended in the meantime
                 arguments = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
                 ours = any(argument.startswith(str(directory)) for argument in arguments)
                 if ours and arguments[0].endswith("/envoy") and "validate" not in arguments:
-                    found.add(int(entry.name))
-    return found
+                    pids.add(int(entry.name))
+    return pids
 
 
 @contextlib.contextmanager
 def as_pods(k8s: Any, *, kubectl: Kubectl, helm: Helm, directory: Path) -> Iterator[Gateway]:
-    """Switch the gateway of the chart on, and off again in the end."""
+    """Switch the gateway of the chart on within the context."""
     if "images" in k8s.capabilities:
         k8s.load_images(gateway_image())
     host, port = _make_service(kubectl)
@@ -102,9 +105,9 @@ def as_pods(k8s: Any, *, kubectl: Kubectl, helm: Helm, directory: Path) -> Itera
     repository, _, tag = gateway_image().rpartition(":")
     image = f"gateway.image.repository={repository},gateway.image.tag={tag},gateway.image.pullPolicy=IfNotPresent"
     requests = "gateway.resources.envoy.requests.cpu=10m,gateway.resources.controller.requests.cpu=10m"
-    where = f"gateway.url=https://{host}:{port},gateway.certificateSecret={_CERTIFICATE}"
+    address = f"gateway.url=https://{host}:{port},gateway.certificateSecret={_CERTIFICATE}"
     try:
-        helm.install("gateway.enabled=true", where, image, requests)
+        helm.install("gateway.enabled=true", address, image, requests)
         yield Gateway(kubectl, restart=lambda: _roll_out(kubectl))
     finally:
         helm.install()
@@ -119,7 +122,10 @@ def _roll_out(kubectl: Kubectl) -> None:
 
 
 def _make_service(kubectl: Kubectl) -> tuple[str, int]:
-    """Make a Service at the nodes' addresses, so that the URL of the gateway is known before its installation."""
+    """Create a Service of type NodePort, and return its host and port.
+
+    The chart needs the URL of the gateway as a value, so the Service comes before the installation.
+    """
     selector = {"app.kubernetes.io/instance": "kplane", "app.kubernetes.io/component": "gateway"}
     kubectl.apply(
         {

@@ -1,4 +1,4 @@
-"""Runs a machine beside the nodes of a kind cluster, which joins a tenant's control plane as its node."""
+"""Runs a machine beside the nodes of a kind cluster. The machine joins a tenant's control plane as a node."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from e2e.waiting import eventually
 __all__ = ["Machine", "running_machine"]
 
 _CLUSTER: Final = "io.x-k8s.kind.cluster"
-"""Label of each container of a cluster. `kind load` and `kind delete cluster` look at it."""
+"""Label of each container of a kind cluster, with the cluster's name. `kind load` and `kind delete cluster` use it."""
 _PODS: Final = "10.250.0.0/24"
 _KUBELET: Final = {
-    # As kind sets up kubelets: they run in containers, which have the disk of this machine, and its cgroups.
+    # kind configures kubelets in the same way: they run in containers, and share the disk and cgroups of this machine.
     "apiVersion": "kubelet.config.k8s.io/v1beta1",
     "kind": "KubeletConfiguration",
     "cgroupRoot": "/kubelet",
@@ -33,30 +33,30 @@ _JOIN_SECONDS: Final = 240.0
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A container of the nodes' image, with kubeadm, kubelet and containerd."""
+    """A container of kind's node image, which has kubeadm, kubelet and containerd."""
 
     name: str
     address: str
 
     def __call__(self, *command: str, stdin: str | None = None, timeout_seconds: float = 120.0) -> str:
-        """Run a command in it, and return its output."""
+        """Run a command in the container, and return its output."""
         return docker("exec", "--interactive", self.name, *command, stdin=stdin, timeout_seconds=timeout_seconds)
 
     def write(self, file: str, content: Any) -> None:
-        """Write a file: a text, or JSON."""
+        """Write a file in the container: a string as it is, other content as JSON."""
         text = content if isinstance(content, str) else json.dumps(content)
         self("sh", "-c", 'mkdir -p "${1%/*}" && umask 077 && cat > "$1"', "sh", file, stdin=text)
 
     def join(self, tenant: Tenant) -> None:
-        """Join as docs/how-to/join-nodes.md says, and wait until the node is ready."""
+        """Join the tenant's control plane as docs/how-to/join-nodes.md describes, and wait until the node is ready."""
         file, token = _discovery(tenant.kubectl), _token(tenant.kubectl)
         self.write("/join/discovery.conf", file)
         self.write("/join/patches/kubeletconfiguration+strategic.json", _KUBELET)
         command = ["kubeadm", "join", "--discovery-file=/join/discovery.conf", f"--tls-bootstrap-token={token}"]
-        # A container is no machine as kubeadm wants it. kind ignores this, too.
+        # A container fails the preflight checks of kubeadm. kind ignores them, too.
         command += ["--patches=/join/patches", "--ignore-preflight-errors=all"]
         self(*command, timeout_seconds=_JOIN_SECONDS)
-        # kubeadm returns when the kubelet has its certificate, and before it has registered.
+        # kubeadm returns when the kubelet has its certificate. At that time the Node may not exist yet.
         eventually("the node", lambda: tenant.kubectl.find("node", self.name))
         tenant.kubectl("wait", f"node/{self.name}", "--for=condition=Ready", "--timeout=120s")
 
@@ -75,20 +75,20 @@ def _discovery(kubectl: Kubectl) -> str:
 
 @contextlib.contextmanager
 def running_machine(nodes: Nodes, *, name: str) -> Iterator[Machine]:
-    """Run it in the network of the nodes. It is a container of their cluster, so whatever deletes that deletes it."""
+    """Run a machine in the network of the nodes. Its label is of their cluster: `kind delete cluster` deletes it."""
     (node,) = json.loads(docker("inspect", nodes.names[0]))
     labels = node["Config"]["Labels"]
     (network,) = node["NetworkSettings"]["Networks"]
     options = [f"--name={name}", f"--hostname={name}", f"--net={network}", "--restart=no"]
     options += [f"--label={_CLUSTER}={labels[_CLUSTER]}", "--label=io.x-k8s.kind.role=worker"]
-    # As kind runs nodes.
+    # kind runs its nodes with these options.
     options += ["--privileged", "--security-opt=seccomp=unconfined", "--security-opt=apparmor=unconfined"]
     options += ["--init=false", "--cgroupns=private", "--tmpfs=/tmp", "--tmpfs=/run", "--volume=/var"]
     options += ["--volume=/lib/modules:/lib/modules:ro"]
     docker("run", "--detach", "--tty", *options, node["Config"]["Image"])
     try:
-        (found,) = json.loads(docker("inspect", name))
-        machine = Machine(name, found["NetworkSettings"]["Networks"][network]["IPAddress"])
+        (container,) = json.loads(docker("inspect", name))
+        machine = Machine(name, container["NetworkSettings"]["Networks"][network]["IPAddress"])
         eventually("containerd", lambda: _answers(machine), timeout_seconds=60.0)
         machine.write("/etc/cni/net.d/10-e2e.conflist", _network())
         yield machine

@@ -1,4 +1,4 @@
-"""Connects to addresses from pods, and has pods that can be connected to: what NetworkPolicies drop is seen."""
+"""Connects from pods to addresses, and runs pods that accept connections, to show the effect of NetworkPolicies."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from e2e.waiting import eventually
 __all__ = ["PORTS", "Bystanders", "pod_of", "reached_beside", "reached_from"]
 
 PORTS: Final = (53, 443, 2379, 2380, 6443, 10250)
-"""Where bystanders listen: whatever has such a port elsewhere, a tenant must not reach it."""
+"""Ports on which bystanders listen: ports of DNS, HTTPS, etcd, API servers and kubelets, closed to tenants."""
 
 _CLOSED_SECONDS: Final = 60.0
-"""Within these a network plugin that enforces policies enforces a new one."""
+"""Time within which a network plugin that enforces policies applies a new policy."""
 _LISTENS: Final = (
     "import selectors, socket, sys",
     "selector = selectors.DefaultSelector()",
@@ -36,7 +36,7 @@ _LISTENS: Final = (
     "            asked, by = key.fileobj.recvfrom(512)",
     "            key.fileobj.sendto(asked, by)",
 )
-# Of names it asks for the root's servers: a DNS server answers something, be it a refusal.
+# The probe by UDP asks for the name servers of the root zone. Each DNS server answers, even if it refuses the query.
 _PROBE: Final = (
     "import concurrent.futures, json, socket, sys",
     "QUESTION = bytes.fromhex('002a01000001000000000000' '00' '0002' '0001')",
@@ -65,29 +65,32 @@ def _connected(found: Mapping[str, str]) -> set[str]:
 
 
 def reached_from(kubectl: Kubectl, targets: Mapping[str, str], *, of: str, namespace: str) -> set[str]:
-    """Connect to each target, such as `tcp/10.0.0.1/443`, from a pod that has Python. Return who answered."""
+    """Connect to each target, such as `tcp/10.0.0.1/443`, from a pod with Python. Returns the names that answered."""
     printed = kubectl("exec", of, "-n", namespace, "--", "python3", "-c", "\n".join(_PROBE), json.dumps(targets))
     return _connected(json.loads(printed))
 
 
 def reached_beside(kubectl: Kubectl, targets: Mapping[str, str], *, pod: Object) -> set[str]:
-    """Connect to each target from the network of a pod, whose image has no Python. Return who answered."""
+    """Connect to each target from the network of a pod whose image has no Python. Returns the names that answered.
+
+    An ephemeral container with the operator's image connects.
+    """
     container = f"probe-{secrets.token_hex(3)}"
-    where = (pod["metadata"]["name"], "-n", pod["metadata"]["namespace"])
+    location = (pod["metadata"]["name"], "-n", pod["metadata"]["namespace"])
     kubectl(
-        *("debug", *where, f"--container={container}", f"--image={_image(kubectl)}"),
+        *("debug", *location, f"--container={container}", f"--image={_image(kubectl)}"),
         *("--image-pull-policy=IfNotPresent", "--profile=restricted"),
         *("--", "python3", "-c", "\n".join(_PROBE), json.dumps(targets)),
     )
-    printed = eventually("the probe's answer", lambda: kubectl("logs", *where, f"--container={container}").strip())
+    printed = eventually("the probe's answer", lambda: kubectl("logs", *location, f"--container={container}").strip())
     return _connected(json.loads(printed))
 
 
 def pod_of(kubectl: Kubectl, component: str, *, namespace: str) -> Object:
-    """Return the running pod of a component."""
-    found = kubectl.items("pods", "-n", namespace, "-l", f"app.kubernetes.io/component={component}")
+    """Return a running pod of a component. Raises AssertionError if the component has none."""
+    pods = kubectl.items("pods", "-n", namespace, "-l", f"app.kubernetes.io/component={component}")
     running = [
-        pod for pod in found if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
+        pod for pod in pods if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
     ]
     assert running, f"failed to find a pod of {component} in {namespace}"
     return running[0]
@@ -95,41 +98,44 @@ def pod_of(kubectl: Kubectl, component: str, *, namespace: str) -> Object:
 
 @dataclass(frozen=True, slots=True)
 class Bystanders:
-    """Two pods that have nothing to do with kplane, in a namespace of their own. They listen on all of `PORTS`.
+    """Two pods without relation to kplane, `open` and `closed`, in a separate namespace. Both listen on all `PORTS`.
 
-    A NetworkPolicy closes one of them. No policy bounds the other. Who does not reach it is kept back by a policy of
-    his own.
+    A NetworkPolicy denies all traffic to pod `closed`. No policy restricts pod `open`. So if a pod does not reach pod
+    `open`, its own NetworkPolicy drops the packets.
     """
 
     kubectl: Kubectl
     namespace: str
 
     def create(self) -> None:
-        """Create both, and wait until they listen."""
+        """Create both pods, and wait until they listen."""
         self.kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}})
         self.kubectl.apply(*(self._pod(name) for name in ("open", "closed")))
         self.kubectl("wait", "--for=condition=Ready", "pods", "--all", "-n", self.namespace, "--timeout=120s")
 
     def delete(self) -> None:
-        """Delete both with their namespace."""
+        """Delete both pods with their namespace."""
         self.kubectl("delete", "namespace", self.namespace, "--ignore-not-found", "--timeout=120s")
 
     @property
     def address(self) -> str:
-        """The address of the one that is open."""
+        """IP address of pod `open`."""
         return self._address("open")
 
     def targets(self) -> dict[str, str]:
-        """Return everything that may be reached of the one that is open."""
+        """Return the targets of all ports of pod `open`, by name."""
         tcp = {f"bystander:{port}": f"tcp/{self.address}/{port}" for port in PORTS}
         return {**tcp, "DNS elsewhere": f"udp/{self.address}/53"}
 
     def reach(self, targets: Mapping[str, str]) -> set[str]:
-        """Connect to each target from the one that is open. Return who answered."""
+        """Connect to each target from pod `open`. Returns the names that answered."""
         return reached_from(self.kubectl, targets, of="open", namespace=self.namespace)
 
     def policies_are_enforced(self) -> bool:
-        """Close the closed one, and tell whether it is: the other reaches it before, and not after."""
+        """Create the NetworkPolicy of pod `closed`, and return whether the cluster enforces it.
+
+        Raises AssertionError if pod `open` does not reach pod `closed` before the policy exists.
+        """
         target = {"closed": f"tcp/{self._address('closed')}/443"}
         eventually("an answer of the pod before it is closed", lambda: self.reach(target))
         self.kubectl.apply(
@@ -149,13 +155,13 @@ class Bystanders:
 
     def _pod(self, name: str) -> Object:
         command = ["python3", "-c", "\n".join(_LISTENS), *map(str, PORTS)]
-        listening = {"tcpSocket": {"port": PORTS[-1]}, "periodSeconds": 1}
+        probe = {"tcpSocket": {"port": PORTS[-1]}, "periodSeconds": 1}
         container = {
             "name": "listener",
             "image": _image(self.kubectl),
             "imagePullPolicy": "IfNotPresent",
             "command": command,
-            "readinessProbe": listening,
+            "readinessProbe": probe,
         }
         any_port = {"sysctls": [{"name": "net.ipv4.ip_unprivileged_port_start", "value": "0"}]}
         return {

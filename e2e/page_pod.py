@@ -14,7 +14,7 @@ PAGE_PORT: Final = 8080
 
 
 def page_pod(name: str, program: str, *, labels: Mapping[str, str] | None = None, **container: Any) -> Object:
-    """Return a pod that runs a shell program, which has to serve on `PAGE_PORT` for the pod to be ready.
+    """Return a pod that runs a shell program. The pod is ready when the program serves on `PAGE_PORT`.
 
     `container` has further fields of the container.
     """

@@ -1,4 +1,4 @@
-"""Gives tests the administrator's view of the management cluster: kplane's objects and their status."""
+"""The administrator's view of the management cluster for tests: kplane's objects and their status."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["API_VERSION", "Platform", "condition", "described"]
 API_VERSION: Final = "controlplane.kplane.dev/v1alpha1"
 
 _ORDER: Final = ("ControlPlane", "ControlPlaneRegistration", "ControlPlaneEndpoint", "ControlPlaneClass", "Secret")
-"""Order of deletion: a class recreates the registrations of its control planes while these exist."""
+"""Order of deletion. A class recreates the registrations of its control planes while the control planes exist."""
 
 _DELETION_SECONDS: Final = 240.0
 
 
 def described(kind: str, name: str, *, annotations: Mapping[str, str] | None = None, **spec: Any) -> Object:
-    """Return an object of one of kplane's kinds."""
+    """Return an object of a kind of kplane, as a manifest."""
     metadata: dict[str, Any] = {"name": name}
     if annotations:
         metadata["annotations"] = dict(annotations)
@@ -33,18 +33,18 @@ def described(kind: str, name: str, *, annotations: Mapping[str, str] | None = N
 
 
 def condition(found: Object | None, kind: str = "Ready") -> Object:
-    """Return the object's condition of this type; empty if there is none for the present generation."""
+    """Return the object's condition of this type; empty if the present generation has no such condition."""
     if found is None:
         return {}
     generation = found["metadata"]["generation"]
     conditions = found.get("status", {}).get("conditions", [])
-    current = (each for each in conditions if each.get("observedGeneration", generation) == generation)
-    return next((each for each in current if each["type"] == kind), {})
+    current = (entry for entry in conditions if entry.get("observedGeneration", generation) == generation)
+    return next((entry for entry in current if entry["type"] == kind), {})
 
 
 @dataclass(slots=True)
 class Platform:
-    """Creates objects for a test, and deletes them in `clean_up`."""
+    """Objects of a test in the management cluster. `clean_up` deletes them."""
 
     kubectl: Kubectl
     prefix: str
@@ -58,12 +58,12 @@ class Platform:
         return f"{self.prefix}-{stem}"
 
     def create(self, kind: str, name: str, *, annotations: Mapping[str, str] | None = None, **spec: Any) -> None:
-        """Create or change an object."""
+        """Create or update an object."""
         self.created.setdefault(kind, []).append(name)
         self.kubectl.apply(described(kind, name, annotations=annotations, **spec))
 
     def create_secret(self, name: str, *, allow: str | None = None, **data: str) -> dict[str, str]:
-        """Create a Secret and return its reference. `endpoint` or `registration` may read it if given."""
+        """Create a Secret and return its reference. `allow` is `endpoint` or `registration`, its label."""
         self.created.setdefault("Secret", []).append(name)
         self._let_operator_read("default")
         reference = {"name": name, "namespace": "default"}
@@ -73,7 +73,7 @@ class Platform:
         return reference
 
     def _let_operator_read(self, namespace: str) -> None:
-        """Open a namespace to the operator, as the owner of its Secrets does."""
+        """Let the operator read the Secrets of a namespace, as the owner of the Secrets does."""
         roles = self.kubectl("get", "clusterroles", "-o=name").split()
         (reader,) = [role.partition("/")[2] for role in roles if role.endswith("-operator-secrets-reader")]
         (subject,) = self.kubectl.get("rolebinding", reader.removesuffix("-reader"), "--namespace=kplane-system")[
@@ -98,7 +98,7 @@ class Platform:
         return self.kubectl.find(_resource(kind), name)
 
     def patch(self, kind: str, name: str, patch: Object) -> None:
-        """Change an object by a merge patch."""
+        """Apply a merge patch to an object."""
         self.kubectl("patch", _resource(kind), name, "--type=merge", f"--patch={json.dumps(patch)}")
 
     def delete(self, kind: str, *names: str) -> None:
@@ -110,24 +110,24 @@ class Platform:
 
     def becomes_ready(self, kind: str, name: str, *, timeout_seconds: float = 240.0) -> Object:
         """Wait until an object is Ready, and return its status."""
-        found = eventually(
+        ready = eventually(
             f"{kind} {name} Ready",
             lambda: self.find(kind, name),
             lambda found: condition(found).get("status") == "True",
             timeout_seconds=timeout_seconds,
         )
-        status: Object = found["status"] if found is not None else {}
+        status: Object = ready["status"] if ready is not None else {}
         return status
 
     def becomes(self, kind: str, name: str, reason: str, *, timeout_seconds: float = 120.0) -> str:
         """Wait until an object is not Ready for this reason, and return the message."""
-        found = eventually(
+        current = eventually(
             f"{kind} {name} not Ready because of {reason}",
             lambda: condition(self.find(kind, name)),
             lambda found: found.get("status") == "False" and found["reason"] == reason,
             timeout_seconds=timeout_seconds,
         )
-        return str(found["message"])
+        return str(current["message"])
 
     def resolves(self, registration: str, *, control_plane: str | None = None, timeout_seconds: float = 60.0) -> Object:
         """Wait until a registration is resolved, and return its status."""
@@ -137,24 +137,27 @@ class Platform:
             status = found.get("status", {}) if found is not None else {}
             return condition(found).get("status") == "True" and status["controlPlaneUID"] == uid
 
-        what = f"ControlPlaneRegistration {registration} resolved"
-        found = eventually(
-            what, lambda: self.find("ControlPlaneRegistration", registration), resolved, timeout_seconds=timeout_seconds
+        description = f"ControlPlaneRegistration {registration} resolved"
+        registered = eventually(
+            description,
+            lambda: self.find("ControlPlaneRegistration", registration),
+            resolved,
+            timeout_seconds=timeout_seconds,
         )
-        status: Object = found["status"] if found is not None else {}
+        status: Object = registered["status"] if registered is not None else {}
         return status
 
     def secret(self, reference: Object) -> Mapping[str, bytes]:
-        """Read a Secret by a reference to it."""
-        found = self.kubectl.get("secret", reference["name"], "-n", reference["namespace"])
-        return {key: base64.b64decode(value) for key, value in found["data"].items()}
+        """Return the decoded data of the Secret that a reference names."""
+        secret = self.kubectl.get("secret", reference["name"], "-n", reference["namespace"])
+        return {key: base64.b64decode(value) for key, value in secret["data"].items()}
 
     def kubeconfigs(self, name: str) -> Mapping[str, bytes]:
-        """Read the Secret that a control plane publishes for its administrators."""
+        """Return the decoded data of the Secret that a control plane publishes for its administrators."""
         return self.secret(self.get("ControlPlane", name)["status"]["kubeconfigSecretRef"])
 
     def tenant(self, name: str) -> Tenant:
-        """Open a control plane with the external kubeconfig that it publishes now."""
+        """Open a control plane with the external kubeconfig that it publishes at present."""
         number = sum(1 for _ in self.directory.glob("*.kubeconfig"))
         content = self.kubeconfigs(name)["kubeconfig-external"]
         file = self.private_file(f"{number}-{name}.kubeconfig", content=content)
@@ -170,13 +173,20 @@ class Platform:
     def clean_up(self) -> None:
         """Delete the created objects with their data, and wait until they are gone."""
         if self.kubectl.find("customresourcedefinition", "controlplanes.controlplane.kplane.dev") is None:
-            return  # uninstalled together with the objects
-        planes = self.created.get("ControlPlane", [])
-        present = [found for name in dict.fromkeys(planes) if (found := self.find("ControlPlane", name)) is not None]
-        for found in present:
-            self.patch("ControlPlane", found["metadata"]["name"], {"spec": {"deletionPolicy": "Destroy"}})
-        # First, while the API servers that they adopt still run.
-        self.delete("ControlPlane", *(found["metadata"]["name"] for found in present if "endpointRef" in found["spec"]))
+            return  # kplane was uninstalled together with the objects
+        names = self.created.get("ControlPlane", [])
+        present = [
+            control_plane
+            for name in dict.fromkeys(names)
+            if (control_plane := self.find("ControlPlane", name)) is not None
+        ]
+        for control_plane in present:
+            self.patch("ControlPlane", control_plane["metadata"]["name"], {"spec": {"deletionPolicy": "Destroy"}})
+        # Control planes with an adopted API server come first, while that API server still runs.
+        self.delete(
+            "ControlPlane",
+            *(control_plane["metadata"]["name"] for control_plane in present if "endpointRef" in control_plane["spec"]),
+        )
         for kind in _ORDER:
             self.delete(kind, *dict.fromkeys(self.created.pop(kind, ())))
 

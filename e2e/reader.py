@@ -1,4 +1,4 @@
-"""Runs the commands of documents as a reader does who has a checkout and a cluster."""
+"""Runs the commands of documents as a reader with a checkout and a cluster does."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _TARGETS = "images install-kind"
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Runs commands in one directory. Their files stay from one document to the next."""
+    """A reader who runs commands in a directory. Files stay there between documents."""
 
     directory: Path
     environment: Mapping[str, str]
 
     @classmethod
     def in_checkout(cls, directory: Path, *, environment: Mapping[str, str]) -> Reader:
-        """Put into an empty directory the part of a checkout that an installation needs."""
+        """Link the parts of a checkout that an installation needs into an empty directory."""
         for name in _CHECKOUT:
             (directory / name).symlink_to(ROOT / name)
-        # The images are built in the real checkout.
+        # The targets of this Makefile build the images in the real checkout.
         (directory / "Makefile").write_text(f".PHONY: {_TARGETS}\n{_TARGETS}:\n\t$(MAKE) -C {ROOT} $@\n")
         return cls(directory, environment)
 
     def follow(self, document: str, chosen: Iterable[Block]) -> None:
-        """Run blocks of docs/`document`.md in order. Raises AssertionError with their output."""
+        """Run blocks of docs/`document`.md in order. Raises AssertionError with the output if a command fails."""
         file, log = self.directory / "script.sh", self.directory / "script.log"
         file.write_text(script(f"{document}.md", chosen))
         with log.open("w") as output:
-            done = subprocess.run(
+            result = subprocess.run(
                 ["bash", str(file)],
                 cwd=self.directory,
                 env=self.environment,
@@ -46,6 +46,6 @@ class Reader:
                 stderr=output,
                 check=False,
             )
-        assert done.returncode == 0, (
-            f"docs/{document}.md ended with status {done.returncode}:\n{log.read_text()[-6000:]}"
+        assert result.returncode == 0, (
+            f"docs/{document}.md ended with status {result.returncode}:\n{log.read_text()[-6000:]}"
         )

@@ -1,4 +1,4 @@
-"""Names the alternative routes through the documents, each from an installation to an uninstallation."""
+"""Alternative routes through the documents, each from an installation to an uninstallation."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from e2e.kubectl import Kubectl
 __all__ = ["ROUTES", "Stop"]
 
 Circumstance = Callable[[Kubectl, Path], AbstractContextManager[None]]
-"""A context manager that also takes the reader's directory, and ends with the route."""
+"""A context manager for kubectl and the reader's directory. The context ends with the route."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Names a section of a document on a route."""
+    """A section of a document on a route."""
 
     document: str
     section: str
     where: Circumstance | None = None
-    """Circumstances at its beginning."""
+    """Circumstance that is prepared before the section."""
 
     def blocks(self, route: str) -> list[Block]:
-        """Find the blocks that a reader on this route runs here."""
-        found = blocks(document(self.document))
-        return [block for block in found if block.section == self.section and block.route in (None, route)]
+        """Return the blocks of the section that a reader on this route runs."""
+        candidates = blocks(document(self.document))
+        return [block for block in candidates if block.section == self.section and block.route in (None, route)]
 
 
 _IMAGES: Final = Stop("how-to/install", "Images")

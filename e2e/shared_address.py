@@ -24,7 +24,7 @@ _FILES: Final = "/gateway"
 
 @dataclass(frozen=True, slots=True)
 class SharedAddress:
-    """Holds the addresses of the gateway, without the path of the tenant."""
+    """Addresses of the gateway, without the path of the tenant, and its CA."""
 
     internal: str
     """URL for programs in the management cluster."""
@@ -34,17 +34,17 @@ class SharedAddress:
 
 
 def _certificate(platform: Platform, *, names: str) -> tuple[Path, Path]:
-    """Make a self-signed certificate and its key."""
+    """Create a self-signed certificate and its key. Returns both paths."""
     return make_certificate(platform.directory, "gateway", "-subj", "/CN=gateway", "-addext", f"subjectAltName={names}")
 
 
 @contextlib.contextmanager
 def _held_port() -> Iterator[int]:
-    """Reserve a port for a server with SO_REUSEADDR, as asyncio's servers are."""
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
+    """Reserve a port within the context, for a server that sets SO_REUSEADDR, as servers of asyncio do."""
+    with socket.socket() as reservation:
+        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reservation.bind(("127.0.0.1", 0))
+        yield reservation.getsockname()[1]
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Gives tests the owner's view of a control plane, with the published kubeconfig."""
+"""The owner's view of a control plane for tests, with the published kubeconfig."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Tenant", "widgets"]
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Uses one control plane with its administrator's kubectl."""
+    """A control plane, and kubectl as its administrator."""
 
     name: str
     kubectl: Kubectl
@@ -25,7 +25,7 @@ class Tenant:
         )
 
     def wait_shut_out(self) -> None:
-        """Wait until the API server refuses these credentials. It learns of a revocation with a delay."""
+        """Wait until the API server refuses these credentials. A revocation takes effect with a delay."""
 
         def is_refused() -> bool:
             try:
@@ -66,13 +66,17 @@ class Tenant:
         )
 
     def unattended(self, deployment: str, *, namespace: str = "default") -> None:
-        """Create a Deployment, and check that it gets no ReplicaSet, because no controllers run."""
+        """Create a Deployment, and check that it gets no ReplicaSet for some seconds, because no controllers run."""
         self.deploy(deployment, namespace=namespace)
         selector = ("-n", namespace, "-l", f"app={deployment}")
         quiet(f"{self.name}: ReplicaSet for {deployment}", lambda: self.kubectl.names("replicasets", *selector))
 
     def wait_unattended(self, stem: str, *, attempts: int = 6) -> str:
-        """Wait until a new Deployment gets no ReplicaSet, because the controllers have ended. Returns its name."""
+        """Wait until a new Deployment gets no ReplicaSet, because the controllers have ended.
+
+        Creates up to `attempts` Deployments, and returns the name of the last. Raises AssertionError if each of them
+        gets a ReplicaSet.
+        """
         for attempt in range(1, attempts):
             with contextlib.suppress(AssertionError):
                 self.unattended(f"{stem}-{attempt}")
@@ -81,14 +85,14 @@ class Tenant:
         return f"{stem}-{attempts}"
 
     def keep(self, key: str, value: str) -> None:
-        """Store a value for `kept`."""
+        """Store a value in a ConfigMap. `kept` returns the value."""
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"kept-{key}", "namespace": "default"}}
         self.kubectl.apply({**body, "data": {"value": value}})
 
     def kept(self, key: str) -> str | None:
-        """Read a value that `keep` stored; None if there is none."""
-        found = self.kubectl.find("configmap", f"kept-{key}", "-n", "default")
-        return found["data"]["value"] if found is not None else None
+        """Return the value that `keep` stored for a key; None if no value is stored."""
+        config_map = self.kubectl.find("configmap", f"kept-{key}", "-n", "default")
+        return config_map["data"]["value"] if config_map is not None else None
 
 
 def widgets(group: str) -> Object:

@@ -46,7 +46,7 @@ def example(k8s: Any, kubectl: Kubectl) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("example")
-def test_each_cluster_has_a_replica_also_after_one_was_killed(kubectl: Kubectl) -> None:
+def test_clusters_move_to_other_replicas_after_a_replica_is_killed(kubectl: Kubectl) -> None:
     for name in _CLUSTERS:
         labels = {"demo": "fleet"}
         kubectl.apply(

@@ -1,4 +1,4 @@
-"""Waits for an expected state, and reports the last state if it does not come."""
+"""Waits for an expected state, and reports the last state at the timeout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 def eventually(
     what: str, probe: Callable[[], _T], accept: Callable[[_T], bool] = bool, *, timeout_seconds: float = 120.0
 ) -> _T:
-    """Probe until the answer is accepted, and return it. Retry after errors of kubectl.
+    """Call `probe` until `accept` accepts its answer, and return that answer. Errors of kubectl are retried.
 
     Raises AssertionError with the last answer or error after `timeout_seconds`.
     """
@@ -36,9 +36,9 @@ def eventually(
 
 
 def quiet(what: str, probe: Callable[[], object], *, seconds: float = 5.0) -> None:
-    """Check that the probe stays false for some seconds. Raises AssertionError with any other answer."""
+    """Check that `probe` returns a false value for `seconds`. Raises AssertionError with any other answer."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if found := probe():
-            raise AssertionError(f"failed to keep quiet: {what}: {found}")
+        if answer := probe():
+            raise AssertionError(f"failed to keep quiet: {what}: {answer}")
         time.sleep(_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""Writes into a control plane, one object after the other, while something happens to it."""
+"""Writes objects into a control plane one after the other, while a test moves or restarts its servers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ RETRIES: Final = ("--retry", "60", "--retry-delay", "1", "--retry-all-errors", "
 
 @contextmanager
 def writing(tenant: Tenant, *options: str) -> Iterator[list[str]]:
-    """Write ConfigMaps by curl with these options, and yield the names of those that were answered so far.
+    """Write ConfigMaps by curl with these options, and yield the growing list of acknowledged names.
 
-    Raises AssertionError in the end if a request failed.
+    The last write starts after the context ends. Raises AssertionError then if a request failed.
     """
     curl, written, end = Curl.of(tenant), list[str](), threading.Event()
     failures: list[str] = []
@@ -35,12 +35,12 @@ def writing(tenant: Tenant, *options: str) -> Iterator[list[str]]:
             body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}}
             path = f"/api/v1/namespaces/default/configmaps/{name}?fieldManager=e2e"
             try:
-                status, said = curl(path, *options, *patch, "--data", json.dumps(body))
+                status, answer = curl(path, *options, *patch, "--data", json.dumps(body))
             except AssertionError as error:
                 failures.append(str(error))
                 return
             if status not in {200, 201}:
-                failures.append(said)
+                failures.append(answer)
                 return
             written.append(name)
             if end.is_set():

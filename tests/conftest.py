@@ -18,8 +18,8 @@ from hypothesis import settings
 
 pytest_plugins = ["kplane.testing.management"]
 
-# How long an example takes depends on what else the machine does, so there is no deadline. `make test` tries the same
-# examples in each run; the nightly run tries new ones, and a failure prints what repeats it.
+# The duration of an example depends on the load of the machine, so examples have no deadline. `make test` tries the
+# same examples in each run. The nightly run tries new examples, and a failure prints a blob that reproduces it.
 settings.register_profile("kplane", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("nightly", deadline=None, derandomize=False, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "kplane"))
@@ -29,35 +29,35 @@ _LONGEST_ID = 80
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a module together if they share a fixture of the module: each process would make its own."""
+    """Run the tests of a module in the same process if they share a fixture of the module."""
     for item in items:
         if item.get_closest_marker("xdist_group") is None and _shares_with_its_module(item):
             item.add_marker(pytest.mark.xdist_group(item.path.relative_to(item.config.rootpath).as_posix()))
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Name a long value after its argument: ids go into the environment of each process that a test starts."""
+    """Name a long value after its argument: pytest writes ids to the environment of child processes."""
     return argname if isinstance(val, str | bytes) and len(val) > _LONGEST_ID else None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Collect the failed tasks that a test of kopf leaves, once its log records are gone too.
+    """Collect the failed tasks that a test of kopf leaves, after the release of its log records.
 
-    asyncio logs such a task when it is collected. In a later test that may happen inside `ast.parse`, which raises
-    SystemError in that case (CPython 3.11).
+    asyncio logs such a task when it is collected. In a later test, the collection may happen inside `ast.parse`, which
+    then raises SystemError (CPython 3.11).
     """
-    done = yield
+    result = yield
     if item.get_closest_marker("collect_garbage") is not None:
         gc.collect()
-    return done
+    return result
 
 
 def _shares_with_its_module(item: pytest.Item) -> bool:
     if not isinstance(item, pytest.Function):
         return False
     definitions = item._fixtureinfo.name2fixturedefs.values()
-    return any(found[-1].scope in ("module", "class") for found in definitions)
+    return any(fixtures[-1].scope in ("module", "class") for fixtures in definitions)
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +74,7 @@ def eventually() -> Callable[..., Any]:
                     last = await last
                 if accept(last):
                     return last
-            except Exception as error:  # noqa: BLE001 - whatever the probe meets is shown on time-out
+            except Exception as error:  # noqa: BLE001 - the time-out shows any error of the probe
                 last = error
             if time.monotonic() > deadline:
                 raise AssertionError(f"not within {timeout} s; last: {last!r}")
@@ -85,25 +85,25 @@ def eventually() -> Callable[..., Any]:
 
 @pytest.fixture
 def hold_port() -> Iterator[Callable[[], int]]:
-    """`hold_port()`: a free port of 127.0.0.1 for a server of the test, which nobody else is given until its end."""
+    """`hold_port()`: a port of 127.0.0.1 that is reserved for a server of the test until its end."""
     with contextlib.ExitStack() as held:
 
         def hold() -> int:
-            # Bound and never listened on: with SO_REUSEADDR, which servers set, one of them may listen there; the
-            # system gives the port neither to a connection nor to whoever asks for any.
-            found = held.enter_context(socket.socket())
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            found.bind(("127.0.0.1", 0))
-            return int(found.getsockname()[1])
+            # The socket is bound and never listens. With SO_REUSEADDR, which servers set, a server may listen on the
+            # port. The kernel gives the port neither to connections nor to a bind to port 0.
+            reserved = held.enter_context(socket.socket())
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.bind(("127.0.0.1", 0))
+            return int(reserved.getsockname()[1])
 
         yield hold
 
 
 @pytest.fixture(scope="session")
 def few_inotify_instances() -> Callable[[int], Sequence[str]]:
-    """`few_inotify_instances(4)`: the beginning of a command whose program may have four inotify instances.
+    """`few_inotify_instances(4)`: command prefix that limits a program to four inotify instances.
 
-    A user namespace has a limit of its own, so other programs of this machine keep theirs.
+    A user namespace has a separate limit, so other programs of this machine keep their limit.
     """
 
     def beginning(count: int) -> Sequence[str]:
@@ -117,7 +117,7 @@ def few_inotify_instances() -> Callable[[int], Sequence[str]]:
 
 @pytest.fixture(scope="session")
 def namespaces_go_at_once() -> Callable[..., contextlib.AbstractAsyncContextManager[None]]:
-    """`async with namespaces_go_at_once(config)`: deleted namespaces of control planes are gone without a wait."""
+    """`async with namespaces_go_at_once(config)`: finalize deleted namespaces of control planes without delay."""
     from .namespaces import going_at_once
 
     return going_at_once

@@ -1,4 +1,4 @@
-"""Custom kinds of tests, whose objects may look as they like."""
+"""Custom kinds for tests, with objects of any content."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from kplane.provider.client.resources import CUSTOM_RESOURCE_DEFINITIONS
 
 
 async def install(client: Client, resource: Resource, *versions: str) -> None:
-    """Have an API server serve a kind: the resource's version, and `versions` alike. They stay until it goes."""
+    """Install the CRD of a kind with the version of `resource` and `versions`, and wait until it is served."""
     group, version = resource.api_version.split("/")
     schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
     names = {"kind": resource.kind, "plural": resource.plural, "listKind": f"{resource.kind}List"}
     served = [
-        {"name": each, "served": True, "storage": each == version, "schema": schema, "subresources": {"status": {}}}
-        for each in (version, *versions)
+        {
+            "name": served_version,
+            "served": True,
+            "storage": served_version == version,
+            "schema": schema,
+            "subresources": {"status": {}},
+        }
+        for served_version in (version, *versions)
     ]
     scope = "Namespaced" if resource.namespaced else "Cluster"
     spec = {"group": group, "scope": scope, "names": names, "versions": served}
@@ -25,10 +31,10 @@ async def install(client: Client, resource: Resource, *versions: str) -> None:
     with contextlib.suppress(AlreadyExists):
         await client.create(CUSTOM_RESOURCE_DEFINITIONS, body)
     async with asyncio.timeout(60):
-        for each in (version, *versions):
+        for served_version in (version, *versions):
             while True:
                 try:
-                    await client.list(dataclasses.replace(resource, api_version=f"{group}/{each}"))
+                    await client.list(dataclasses.replace(resource, api_version=f"{group}/{served_version}"))
                 except NotFound:
                     await asyncio.sleep(0.05)
                 else:

@@ -1,4 +1,4 @@
-"""The kinds of the Prometheus Operator, another project's, as far as a test needs them."""
+"""Kinds of the Prometheus Operator that tests need."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _KINDS = {"ServiceMonitor": "servicemonitors", "PrometheusRule": "prometheusrule
 
 
 def crds() -> list[dict[str, Any]]:
-    """Describe CRDs that take objects of any content."""
+    """Return CRDs that accept objects of any content."""
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     return [
         {

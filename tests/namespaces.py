@@ -1,4 +1,4 @@
-"""Namespaces of control planes that go at once. kube-controller-manager lets each wait for five seconds."""
+"""Finalizes namespaces of control planes at once. kube-controller-manager delays each by five seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kplane.provider import Client, ClusterConfig, ProviderError
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, ROLE_BINDINGS, ROLES, SECRETS, SERVICE_ACCOUNTS
 
 _CONTENT = (SECRETS, SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CONFIG_MAPS)
-"""What the operator and the cluster's controllers make in them."""
+"""Kinds that the operator and the cluster's controllers create in the namespaces."""
 
 
 Due = Callable[[dict[str, Any]], Awaitable[bool]]
@@ -19,10 +19,10 @@ Due = Callable[[dict[str, Any]], Awaitable[bool]]
 
 @contextlib.asynccontextmanager
 async def going_at_once(config: ClusterConfig, *, due: Due | None = None) -> AsyncIterator[None]:
-    """Do the namespace controller's work for the namespaces of control planes that are deleted meanwhile.
+    """Do the namespace controller's work for deleted namespaces of control planes until the block ends.
 
-    The wait is for API servers behind each other, and cannot be set. `config` is the cluster's administrator. A
-    namespace stays until it is `due`.
+    The delay exists for clusters with several API servers, and is not configurable. `config` has the rights of the
+    cluster's administrator. A namespace stays until `due` returns true for it.
     """
     async with Client(config, field_manager="kplane") as client:
         ending = asyncio.create_task(_end_all(client, due=due))
@@ -54,19 +54,19 @@ def _is_ending(namespace: dict[str, Any]) -> bool:
 
 async def _end(client: Client, namespace: dict[str, Any], *, due: Due | None) -> None:
     name = namespace["metadata"]["name"]
-    with contextlib.suppress(ProviderError):  # its own controller may be first
+    with contextlib.suppress(ProviderError):  # the namespace controller may be faster
         while due is not None and not await due(namespace):  # noqa: ASYNC110 - a few times in a test
             await asyncio.sleep(0.02)
-        while not await _emptied(client, name):  # noqa: ASYNC110 - finalizers hold what is in it
+        while not await _emptied(client, name):  # noqa: ASYNC110 - finalizers may delay the deletion of objects
             await asyncio.sleep(0.05)
         body = {**namespace, "spec": {"finalizers": []}}
         await client.request("PUT", f"/api/v1/namespaces/{name}/finalize", body=body)
 
 
 async def _emptied(client: Client, name: str) -> bool:
-    """Delete everything in a namespace; returns whether nothing is left."""
-    left = 0
+    """Delete the objects of a namespace. Return whether the namespace is empty."""
+    remaining = 0
     for resource in _CONTENT:
         await client.request("DELETE", resource.path(namespace=name))
-        left += len((await client.list(resource, namespace=name)).items)
-    return not left
+        remaining += len((await client.list(resource, namespace=name)).items)
+    return not remaining

@@ -1,4 +1,4 @@
-"""A server of a test that accepts connections and never says a word."""
+"""Test server that accepts connections and never responds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SilentServer:
-    """Its kernel accepts; no program reads."""
+    """Listening socket: the kernel accepts connections, and no program reads them."""
 
     listening: socket.socket
 
@@ -21,7 +21,7 @@ class SilentServer:
 
     @property
     def reached(self) -> bool:
-        """Whether anything has connected."""
+        """Whether a client has connected."""
         polled = select.poll()
         polled.register(self.listening, select.POLLIN)
         return bool(polled.poll(0))
@@ -31,7 +31,7 @@ class SilentServer:
 def silent_server() -> Iterator[SilentServer]:
     """Listen on 127.0.0.1 until the block ends.
 
-    It is no asyncio server: one that is closed leaves a connection open that it is accepting at this moment.
+    An asyncio server is unsuitable: closing it leaves a connection open that it is accepting at that moment.
     """
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listening:
         yield SilentServer(listening)

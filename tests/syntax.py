@@ -7,10 +7,10 @@ import gc
 
 
 def parse(source: str | bytes) -> ast.Module:
-    """Parse without garbage collection in between.
+    """Parse with garbage collection disabled.
 
     asyncio logs a failed task when it is collected. Formatting that traceback parses Python as well, and `ast.parse` of
-    Python 3.11 raises SystemError if another one runs inside of it. kopf leaves such tasks to whatever test comes next.
+    Python 3.11 raises SystemError if a second call runs inside the first. Tests of kopf leave such tasks behind.
     """
     gc.disable()
     try:

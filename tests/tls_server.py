@@ -1,4 +1,4 @@
-"""A server of a test that speaks TLS, as API servers do."""
+"""Test server with TLS, as API servers have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kplane.provider import ClusterConfig
 
 @contextlib.asynccontextmanager
 async def serve_over_tls(app: web.Application, directory: Path) -> AsyncIterator[ClusterConfig]:
-    """Serve an application on 127.0.0.1, and give the configuration of its clients, with the bearer token `secret`."""
+    """Serve an application on 127.0.0.1. Yield the configuration of its clients, with bearer token `secret`."""
     authority = create_authority("acme")
     pair = issue_serving(authority, common_name="server", hosts=["127.0.0.1"])
     (directory / "server.pem").write_bytes(pair.certificate + pair.key)

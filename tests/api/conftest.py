@@ -1,4 +1,4 @@
-"""The manifests that the models and the API server must agree on."""
+"""Manifests that the models and the API server must accept or refuse alike."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 
 _DATA = Path(__file__).parent / "data"
 _COMPAT = Path(__file__).parents[3] / "shared" / "compat"
-"""Manifests of existing users, where the workplace has them."""
+"""Manifests of existing users, if the workplace has them."""
 _COMPAT_FIELDS = {
     "bad-mode": "spec.mode",
     "bad-policy": "spec.deletionPolicy",
@@ -27,9 +27,9 @@ _COMPAT_FIELDS = {
 class Refusal:
     manifest: dict[str, Any]
     field: str
-    """What the message must name."""
+    """Field that the message must name."""
     says: str
-    """A part of what the message must say."""
+    """Text that the message must contain."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,4 +1,4 @@
-"""One model gives flags, environment variables, help and reference."""
+"""A model defines flags, environment variables, help and reference."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def needed(tmp_path: Path) -> str:
     return f"--programs-dir={tmp_path}"
 
 
-def test_flags_win_over_the_environment(needed: str, tmp_path: Path) -> None:
+def test_flags_override_the_environment(needed: str, tmp_path: Path) -> None:
     environment = {"MADE_WORKERS": "7", "MADE_LEVEL": "high", "MADE_ELECT": "false", "MADE_OTHER": "x"}
-    made = Made.parse([needed, "--workers=3"], environment=environment)
-    assert (made.programs_dir, made.workers, made.level, made.elect) == ((tmp_path,), 3, "high", False)
-    assert made.listen == ("::1", 8080)
+    config = Made.parse([needed, "--workers=3"], environment=environment)
+    assert (config.programs_dir, config.workers, config.level, config.elect) == ((tmp_path,), 3, "high", False)
+    assert config.listen == ("::1", 8080)
 
 
-def test_a_list_of_the_environment_has_spaces_between_its_items(tmp_path: Path) -> None:
+def test_list_in_environment_is_split_at_spaces(tmp_path: Path) -> None:
     (tmp_path / "b c").mkdir()
-    made = Made.parse([], environment={"MADE_PROGRAMS_DIR": f"{tmp_path} '{tmp_path}/b c'"})
-    assert made.programs_dir == (tmp_path, tmp_path / "b c")
+    config = Made.parse([], environment={"MADE_PROGRAMS_DIR": f"{tmp_path} '{tmp_path}/b c'"})
+    assert config.programs_dir == (tmp_path, tmp_path / "b c")
 
 
-def test_an_empty_variable_is_not_given(needed: str) -> None:
+def test_empty_variable_counts_as_unset(needed: str) -> None:
     assert Made.parse([needed], environment={"MADE_WORKERS": "", "MADE_ELECT": ""}).workers == 4
 
 
@@ -60,37 +60,37 @@ def test_an_empty_variable_is_not_given(needed: str) -> None:
         ({"MADE_PROGRAMS_DIR": "it's"}, "MADE_PROGRAMS_DIR: No closing quotation; quote items as in a shell"),
     ],
 )
-def test_what_is_wrong_is_said_of_the_flag(needed: str, environment: dict[str, str], sentence: str) -> None:
-    with pytest.raises(ConfigurationError) as refused:
+def test_error_of_invalid_value_names_flag_or_variable(needed: str, environment: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ConfigurationError) as failure:
         Made.parse([needed], environment=environment)
-    assert str(refused.value).startswith(sentence)
+    assert str(failure.value).startswith(sentence)
 
 
-def test_what_is_needed_is_asked_for() -> None:
+def test_missing_flag_or_directory_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="--programs-dir is needed"):
         Made.parse([], environment={})
     with pytest.raises(ConfigurationError, match="--programs-dir /nowhere: there is no such directory"):
         Made.parse(["--programs-dir=/nowhere"], environment={})
 
 
-def test_help_says_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_flags_defaults_and_variables(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         Made.parse(["--help"], environment={})
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "--programs-dir DIR Where programs are; may be repeated; needed" in shown
-    assert "speed: --workers N 100% of them (default: 4)" in shown
-    assert "--listen HOST:PORT Where to listen (default: [::1]:8080)" in shown
-    assert "--elect, --no-elect Whether to elect" in shown
-    assert "MADE_PROGRAMS_DIR" in shown
+    output = " ".join(capsys.readouterr().out.split())
+    assert "--programs-dir DIR Where programs are; may be repeated; needed" in output
+    assert "speed: --workers N 100% of them (default: 4)" in output
+    assert "--listen HOST:PORT Where to listen (default: [::1]:8080)" in output
+    assert "--elect, --no-elect Whether to elect" in output
+    assert "MADE_PROGRAMS_DIR" in output
 
 
-def test_other_flags_are_handed_on(needed: str) -> None:
-    made, others = Made.parse_known([needed, "--other=1", "--workers=2"], environment={})
-    assert (made.workers, others) == (2, ["--other=1"])
+def test_parse_known_returns_other_flags(needed: str) -> None:
+    config, remainder = Made.parse_known([needed, "--other=1", "--workers=2"], environment={})
+    assert (config.workers, remainder) == (2, ["--other=1"])
     assert {"--programs-dir", "--elect", "--no-elect", "--help"} <= set(Made.flags())
 
 
-def test_the_reference_has_a_row_for_each() -> None:
+def test_reference_has_a_row_for_each_flag() -> None:
     rows = list(Made.reference())
     assert rows[2] == "| `--programs-dir DIR` | `MADE_PROGRAMS_DIR` | needed | Where programs are |"
     assert "| `--level {low,high}` | `MADE_LEVEL` | low | How loud |" in rows

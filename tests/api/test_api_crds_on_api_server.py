@@ -1,4 +1,4 @@
-"""The CRDs on a real kube-apiserver: what it accepts, refuses, defaults, shows and explains."""
+"""The CRDs on a real kube-apiserver: validation, defaults, columns and explanations."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ pytestmark = pytest.mark.integration
 
 KIND_IDS = [kind.resource.kind for kind in KINDS]
 RESOURCES = {
-    each.kind: Resource(f"{each.group}/{each.version}", each.kind, each.plural, each.scope == "Namespaced")
-    for each in (kind.resource for kind in KINDS)
+    resource.kind: Resource(
+        f"{resource.group}/{resource.version}", resource.kind, resource.plural, resource.scope == "Namespaced"
+    )
+    for resource in (kind.resource for kind in KINDS)
 }
 CONTROL_PLANES = RESOURCES["ControlPlane"]
 
@@ -54,7 +56,7 @@ async def client(api_server: Handle) -> AsyncIterator[Client]:
 
 @pytest.fixture
 def create(client: Client) -> Create:
-    """`await create(body, dry_run=True)`: what the API server makes of it. It refuses unknown fields."""
+    """`await create(body, dry_run=True)` returns the object of the API server, which refuses unknown fields."""
 
     async def post(body: dict[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
         query = "?fieldValidation=Strict" + ("&dryRun=All" if dry_run else "")
@@ -66,7 +68,7 @@ def create(client: Client) -> Create:
 
 @pytest.fixture
 def patch(client: Client) -> Patch:
-    """`await patch(name, body, subresource="")`: merges it into a control plane."""
+    """`await patch(name, body, subresource="")` merges the body into a control plane."""
 
     async def merge(name: str, body: dict[str, Any], **options: str) -> None:
         await client.patch(CONTROL_PLANES, name, body, **options)
@@ -76,7 +78,7 @@ def patch(client: Client) -> Patch:
 
 @pytest.fixture
 async def control_plane(client: Client, create: Create) -> AsyncIterator[str]:
-    """Name of a control plane `spec: {virtual: {clusterPath: crd-test-path}}` that is there during the test."""
+    """Name of a control plane `spec: {virtual: {clusterPath: crd-test-path}}` that exists during the test."""
     name = "crd-test"
     await create(manifest("ControlPlane", name, {"virtual": {"clusterPath": "crd-test-path"}}))
     yield name
@@ -85,15 +87,15 @@ async def control_plane(client: Client, create: Create) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_the_crd_is_established_and_structural(kind: Any, kube: Kubectl) -> None:
+async def test_crd_is_established_with_accepted_names(kind: Any, kube: Kubectl) -> None:
     crd = await kube.get("crd", kind.resource.crd_name)
     conditions = {condition["type"]: condition["status"] for condition in crd["status"]["conditions"]}
     assert conditions == {"Established": "True", "NamesAccepted": "True"}
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_the_api_server_keeps_the_crd_as_it_was_generated(kind: Any, kube: Kubectl) -> None:
-    """What it prunes or fills in would be a manifest that never compares equal to what is installed."""
+async def test_api_server_stores_crd_as_generated(kind: Any, kube: Kubectl) -> None:
+    """If the API server pruned or defaulted fields, the manifest would never equal the installed CRD."""
     from kplane.embedded.manifests import crd_manifests
 
     (generated,) = [item for item in crd_manifests() if item["metadata"]["name"] == kind.resource.crd_name]
@@ -102,7 +104,7 @@ async def test_the_api_server_keeps_the_crd_as_it_was_generated(kind: Any, kube:
 
 
 def _is_in(given: Any, stored: Any) -> bool:
-    """Tell whether all that was given is stored, whatever defaults were added."""
+    """Return whether `stored` contains all given values, apart from added defaults."""
     if isinstance(given, dict):
         return all(name in stored and _is_in(value, stored[name]) for name, value in given.items())
     if isinstance(given, list):
@@ -110,7 +112,7 @@ def _is_in(given: Any, stored: Any) -> bool:
     return bool(given == stored)
 
 
-async def test_accepted_by_the_api_server(accepted: dict[str, Any], create: Create) -> None:
+async def test_api_server_accepts_manifest(accepted: dict[str, Any], create: Create) -> None:
     created = await create(accepted, dry_run=True)
     for field, value in accepted["spec"].items():
         match value:
@@ -120,7 +122,7 @@ async def test_accepted_by_the_api_server(accepted: dict[str, Any], create: Crea
                 assert created["spec"][field] == value
 
 
-async def test_refused_by_the_api_server_naming_the_field(refusal: Any, create: Create) -> None:
+async def test_api_server_refuses_manifest_and_names_field(refusal: Any, create: Create) -> None:
     with pytest.raises(Invalid) as caught:
         await create(refusal.manifest, dry_run=True)
     message = str(caught.value)
@@ -141,7 +143,7 @@ async def test_refused_by_the_api_server_naming_the_field(refusal: Any, create: 
     ],
     ids=lambda url: url[:40],
 )
-async def test_a_url_that_models_and_api_server_accept(url: str, create: Create) -> None:
+async def test_endpoint_url_is_accepted_by_models_and_api_server(url: str, create: Create) -> None:
     body = manifest("ControlPlaneEndpoint", "crd-test", {"endpoint": url})
     assert ControlPlaneEndpoint.model_validate(body).spec.endpoint == url
     assert (await create(body, dry_run=True))["spec"] == {"endpoint": url}
@@ -171,7 +173,7 @@ async def test_a_url_that_models_and_api_server_accept(url: str, create: Create)
     ],
     ids=lambda url: url[:40],
 )
-async def test_a_url_that_models_and_api_server_refuse(url: str, create: Create) -> None:
+async def test_endpoint_url_is_refused_by_models_and_api_server(url: str, create: Create) -> None:
     body = manifest("ControlPlaneEndpoint", "crd-test", {"endpoint": url})
     with pytest.raises(ValidationError, match=r"spec\.endpoint"):
         ControlPlaneEndpoint.model_validate(body)
@@ -179,25 +181,25 @@ async def test_a_url_that_models_and_api_server_refuse(url: str, create: Create)
         await create(body, dry_run=True)
 
 
-async def test_defaults_of_a_control_plane(create: Create) -> None:
+async def test_control_plane_defaults_to_mode_virtual(create: Create) -> None:
     created = await create(manifest("ControlPlane", "crd-defaults", {}), dry_run=True)
     assert created["spec"] == {"mode": "Virtual"}
 
 
-async def test_defaults_of_a_class(create: Create) -> None:
+async def test_class_has_auth_defaults(create: Create) -> None:
     created = await create(manifest("ControlPlaneClass", "crd-defaults", {}), dry_run=True)
     assert created["spec"] == {
         "auth": {"model": "token", "defaultRole": "cluster-admin", "lifetime": "72h"},
     }
 
 
-async def test_a_class_that_says_half_gets_the_other_half(create: Create) -> None:
+async def test_class_with_partial_auth_gets_remaining_defaults(create: Create) -> None:
     body = manifest("ControlPlaneClass", "crd-defaults", {"auth": {"defaultRole": "view"}})
     created = await create(body, dry_run=True)
     assert created["spec"]["auth"] == {"model": "token", "defaultRole": "view", "lifetime": "72h"}
 
 
-async def test_the_mode_of_an_adopted_one_cannot_be_changed(control_plane: str, patch: Patch) -> None:
+async def test_mode_of_adopted_control_plane_cannot_be_changed(control_plane: str, patch: Patch) -> None:
     await patch(control_plane, {"spec": {"mode": "Dedicated", "virtual": None}})
     await patch(control_plane, {"spec": {"endpointRef": {"name": "elsewhere"}}})
     with pytest.raises(Invalid, match=r"spec\.mode: .*kplane does not have the data: create a second ControlPlane"):
@@ -207,7 +209,7 @@ async def test_the_mode_of_an_adopted_one_cannot_be_changed(control_plane: str, 
 @pytest.mark.parametrize(
     "virtual", [{"clusterPath": "another"}, {"clusterPath": None}, None], ids=["changed", "removed", "settings-removed"]
 )
-async def test_a_path_in_use_cannot_be_changed(virtual: Any, control_plane: str, patch: Patch) -> None:
+async def test_cluster_path_in_use_cannot_be_changed(virtual: Any, control_plane: str, patch: Patch) -> None:
     await patch(control_plane, {"status": {"clusterPath": "crd-test-path"}}, subresource="status")
     with pytest.raises(Invalid, match=r"spec\.virtual\.clusterPath: .*create a second ControlPlane"):
         await patch(control_plane, {"spec": {"virtual": virtual}})
@@ -217,14 +219,14 @@ async def test_a_path_in_use_cannot_be_changed(virtual: Any, control_plane: str,
     ("name", "virtual"),
     [("root", {}), ("clusters", {}), ("a.b", {}), ("x" * 64, {}), ("fits", {"clusterPath": "root"})],
 )
-async def test_path_that_cannot_be_served_is_refused_at_creation(name: str, virtual: Any, create: Create) -> None:
+async def test_unservable_cluster_path_is_refused_at_creation(name: str, virtual: Any, create: Create) -> None:
     with pytest.raises(Invalid, match=r"spec\.virtual\.clusterPath.*choose another name"):
         await create(manifest("ControlPlane", name, {"virtual": virtual}), dry_run=True)
     await create(manifest("ControlPlane", name, {"virtual": {"clusterPath": "fits"}}), dry_run=True)
     await create(manifest("ControlPlane", name, {"mode": "Dedicated"}), dry_run=True)
 
 
-async def test_path_that_cannot_be_served_is_refused_of_an_edit(
+async def test_unservable_cluster_path_is_refused_in_an_edit(
     control_plane: str, client: Client, create: Create, patch: Patch
 ) -> None:
     with pytest.raises(Invalid, match="are reserved"):
@@ -237,7 +239,7 @@ async def test_path_that_cannot_be_served_is_refused_of_an_edit(
         await client.delete(CONTROL_PLANES, "crd.test")
 
 
-async def test_control_plane_that_had_such_a_name_before_can_be_deleted(
+async def test_existing_control_plane_with_unservable_name_can_be_deleted(
     client: Client, create: Create, patch: Patch, eventually: Callable[..., Any]
 ) -> None:
     definition = Resource("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", False)
@@ -249,7 +251,7 @@ async def test_control_plane_that_had_such_a_name_before_can_be_deleted(
     try:
         body = manifest("ControlPlane", "crd.former", {})
         body["metadata"]["finalizers"] = ["kplane.dev/test"]
-        await eventually(lambda: create(body))  # the API server takes up the change a moment later
+        await eventually(lambda: create(body))  # the API server applies the change of the CRD with a delay
     finally:
         await client.json_patch(definition, name, [{"op": "add", "path": schema, "value": validations}])
 
@@ -269,7 +271,7 @@ async def test_control_plane_that_had_such_a_name_before_can_be_deleted(
         await client.get(CONTROL_PLANES, "crd.former")
 
 
-async def test_a_path_cannot_be_given_to_one_that_uses_its_name(control_plane: str, patch: Patch) -> None:
+async def test_control_plane_with_data_under_its_name_gets_no_other_path(control_plane: str, patch: Patch) -> None:
     await patch(control_plane, {"spec": {"virtual": None}})
     await patch(control_plane, {"status": {"clusterPath": control_plane}}, subresource="status")
     with pytest.raises(Invalid, match=r"spec\.virtual\.clusterPath: .*create a second ControlPlane"):
@@ -277,23 +279,23 @@ async def test_a_path_cannot_be_given_to_one_that_uses_its_name(control_plane: s
     await patch(control_plane, {"spec": {"virtual": {"clusterPath": control_plane}}})
 
 
-async def test_a_path_that_nothing_lies_under_can_be_corrected(control_plane: str, patch: Patch, kube: Kubectl) -> None:
+async def test_unused_cluster_path_can_be_changed(control_plane: str, patch: Patch, kube: Kubectl) -> None:
     await patch(control_plane, {"spec": {"virtual": {"clusterPath": "another"}}})
-    found = await kube.get("controlplane", control_plane)
-    assert found["spec"]["virtual"] == {"clusterPath": "another"}
+    stored = await kube.get("controlplane", control_plane)
+    assert stored["spec"]["virtual"] == {"clusterPath": "another"}
 
 
-async def test_other_fields_can_be_changed_while_the_path_is_in_use(
+async def test_other_fields_can_be_changed_while_cluster_path_is_in_use(
     control_plane: str, patch: Patch, kube: Kubectl
 ) -> None:
     await patch(control_plane, {"status": {"clusterPath": "crd-test-path"}}, subresource="status")
     await patch(control_plane, {"spec": {"deletionPolicy": "Destroy"}, "metadata": {"labels": {"a": "b"}}})
     await patch(control_plane, {"status": {"phase": "Ready"}}, subresource="status")
-    found = await kube.get("controlplane", control_plane)
-    assert (found["spec"]["deletionPolicy"], found["status"]["phase"]) == ("Destroy", "Ready")
+    stored = await kube.get("controlplane", control_plane)
+    assert (stored["spec"]["deletionPolicy"], stored["status"]["phase"]) == ("Destroy", "Ready")
 
 
-async def test_a_path_edited_while_the_operator_wrote_the_status_does_not_block_deletion(
+async def test_cluster_path_that_differs_from_status_permits_deletion(
     control_plane: str, patch: Patch, kube: Kubectl
 ) -> None:
     await patch(control_plane, {"metadata": {"finalizers": ["kplane.dev/crd-test"]}})
@@ -304,17 +306,15 @@ async def test_a_path_edited_while_the_operator_wrote_the_status_does_not_block_
     assert control_plane not in await kube.names("controlplane")
 
 
-async def test_an_edit_of_the_spec_leaves_the_status_and_the_other_way_round(
-    control_plane: str, patch: Patch, kube: Kubectl
-) -> None:
+async def test_patches_of_spec_and_status_are_separate(control_plane: str, patch: Patch, kube: Kubectl) -> None:
     await patch(control_plane, {"status": {"phase": "Ready"}})
     await patch(control_plane, {"spec": {"deletionPolicy": "Destroy"}}, subresource="status")
-    found = await kube.get("controlplane", control_plane)
-    assert "status" not in found
-    assert "deletionPolicy" not in found["spec"]
+    stored = await kube.get("controlplane", control_plane)
+    assert "status" not in stored
+    assert "deletionPolicy" not in stored["spec"]
 
 
-async def test_two_managers_own_a_condition_each(control_plane: str, kube: Kubectl) -> None:
+async def test_two_field_managers_each_own_a_condition(control_plane: str, kube: Kubectl) -> None:
     for type_ in ("Ready", "Supported"):
         condition = {
             "type": type_,
@@ -328,8 +328,8 @@ async def test_two_managers_own_a_condition_each(control_plane: str, kube: Kubec
             "apply", "--server-side", f"--field-manager={type_}", "--subresource=status", "-f", "-",
             stdin=yaml.safe_dump(body),
         )  # fmt: skip
-    found = await kube.get("controlplane", control_plane)
-    assert [condition["type"] for condition in found["status"]["conditions"]] == ["Ready", "Supported"]
+    stored = await kube.get("controlplane", control_plane)
+    assert [condition["type"] for condition in stored["status"]["conditions"]] == ["Ready", "Supported"]
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,9 @@ async def test_two_managers_own_a_condition_each(control_plane: str, kube: Kubec
         ),
     ],
 )
-async def test_columns(kind: str, columns: list[str], wide: set[str], create: Create, kube: Kubectl) -> None:
+async def test_kubectl_get_prints_columns(
+    kind: str, columns: list[str], wide: set[str], create: Create, kube: Kubectl
+) -> None:
     named = {"controlPlaneRef": {"name": "x"}}
     specs: dict[str, dict[str, Any]] = {"ControlPlaneRegistration": named, "ControlPlaneSnapshot": named}
     (full,) = [k.resource.kind for k in KINDS if kind in k.resource.short_names]
@@ -368,7 +370,7 @@ def _header(table: str) -> list[str]:
     return [column.strip() for column in table.splitlines()[0].split("   ") if column.strip()]
 
 
-async def test_what_a_person_sees_of_a_control_plane(control_plane: str, patch: Patch, kube: Kubectl) -> None:
+async def test_kubectl_get_prints_mode_phase_and_readiness(control_plane: str, patch: Patch, kube: Kubectl) -> None:
     ready = {
         "type": "Ready",
         "status": "False",
@@ -381,12 +383,12 @@ async def test_what_a_person_sees_of_a_control_plane(control_plane: str, patch: 
     assert row.split()[:4] == [control_plane, "Virtual", "Pending", "False"]
 
 
-async def test_the_category_lists_them(control_plane: str, kube: Kubectl) -> None:
-    listed = await kube.run("get", "kplane", "-o", "name")
-    assert f"controlplane.controlplane.kplane.dev/{control_plane}" in listed.splitlines()
+async def test_category_kplane_lists_control_planes(control_plane: str, kube: Kubectl) -> None:
+    output = await kube.run("get", "kplane", "-o", "name")
+    assert f"controlplane.controlplane.kplane.dev/{control_plane}" in output.splitlines()
 
 
-async def test_control_planes_are_found_by_a_field(control_plane: str, patch: Patch, kube: Kubectl) -> None:
+async def test_control_planes_are_selected_by_class_field(control_plane: str, patch: Patch, kube: Kubectl) -> None:
     await patch(control_plane, {"spec": {"classRef": {"name": "crd-test-class"}}})
     assert await kube.names("cp", "--field-selector=spec.classRef.name=crd-test-class") == [control_plane]
 
@@ -401,6 +403,6 @@ async def test_control_planes_are_found_by_a_field(control_plane: str, patch: Pa
         ("controlplaneregistration.spec.services", "Lower case is accepted, and duplicates are ignored"),
     ],
 )
-async def test_kubectl_explains_a_field(path: str, says: str, kube: Kubectl) -> None:
+async def test_kubectl_explain_prints_field_description(path: str, says: str, kube: Kubectl) -> None:
     explained = await kube.run("explain", path)
     assert says in " ".join(explained.split())

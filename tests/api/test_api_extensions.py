@@ -1,4 +1,4 @@
-"""Annotations of models for what JSON schema cannot say."""
+"""Annotations of models for keywords that JSON schema lacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Kind(BaseModel):
     port: Annotated[int | str, Extension({"x-kubernetes-int-or-string": True})]
 
 
-def test_rules_of_several_annotations_add_up() -> None:
+def test_rules_of_several_annotations_are_combined() -> None:
     schema = structural_schema(Kind)["properties"]["name"]
     assert schema["x-kubernetes-validations"] == [FIRST.as_schema(), SECOND.as_schema()]
     assert SECOND.as_schema()["fieldPath"] == ".x"

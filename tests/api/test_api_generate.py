@@ -1,4 +1,4 @@
-"""The CRD manifests: up to date, and what the models say."""
+"""The CRD manifests: up to date, and equal to the models."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from kplane.api.generate import KINDS, crd_manifest, main, render
 from kplane.embedded.manifests import crd_manifests
 
 
-def test_the_manifests_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
+def test_committed_manifests_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--check"]) == 0, capsys.readouterr().err
 
 
-def test_the_package_hands_out_what_the_models_say() -> None:
+def test_packaged_manifests_match_the_models() -> None:
     assert {manifest["metadata"]["name"]: manifest for manifest in crd_manifests()} == {
         kind.resource.crd_name: crd_manifest(kind) for kind in KINDS
     }
 
 
-def test_generating_twice_gives_the_same(tmp_path: Path) -> None:
+def test_generated_manifests_are_reproducible(tmp_path: Path) -> None:
     assert main([], directory=tmp_path) == 0
-    written = {file.name: file.read_text() for file in tmp_path.iterdir()}
-    assert written == render() == render()
+    manifests = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert manifests == render() == render()
     assert main(["--check"], directory=tmp_path) == 0
 
 
 @pytest.mark.parametrize("drift", ["changed", "missing", "left over"])
-def test_drift_is_named_and_repaired(drift: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_names_drifted_file_and_main_repairs_it(
+    drift: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main([], directory=tmp_path)
     file = tmp_path / next(iter(render()))
     match drift:
@@ -48,7 +50,7 @@ def test_drift_is_named_and_repaired(drift: str, tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.resource.kind)
-def test_whatever_a_rule_touches_is_bounded(kind: Any) -> None:
+def test_every_field_is_bounded(kind: Any) -> None:
     """A CEL rule over unbounded texts or lists exceeds the API server's cost budget, with later growth if not today."""
     unbounded = [path for path, schema in _fields(_schema_of(kind), "") if _is_unbounded(schema)]
     assert unbounded == [".apiVersion", ".kind"]
@@ -62,8 +64,8 @@ def test_every_field_is_described(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.resource.kind)
-def test_every_field_of_a_status_is_optional(kind: Any) -> None:
-    """A status is written piece by piece, and nothing of it may be demanded from whoever writes the first piece."""
+def test_every_status_field_is_optional(kind: Any) -> None:
+    """Writers add to a status piece by piece, so the first writer must not have to set other fields."""
     assert "required" not in _schema_of(kind)["properties"]["status"]
 
 

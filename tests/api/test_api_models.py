@@ -1,4 +1,4 @@
-"""The models: they take what the API server takes, and understand it."""
+"""The models accept and refuse the same objects as the API server."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def control_plane(name: str, **spec: Any) -> ControlPlane:
     return ControlPlane.model_validate({"metadata": {"name": name}, "spec": spec})
 
 
-def test_accepted_by_the_models(accepted: dict[str, Any]) -> None:
-    read = MODELS[accepted["kind"]].model_validate(accepted)
-    assert read.metadata.name == accepted["metadata"]["name"]
+def test_models_accept_manifest(accepted: dict[str, Any]) -> None:
+    model = MODELS[accepted["kind"]].model_validate(accepted)
+    assert model.metadata.name == accepted["metadata"]["name"]
 
 
-def test_refused_by_the_models(refusal: Any) -> None:
+def test_models_refuse_manifest_and_name_field(refusal: Any) -> None:
     with pytest.raises(ValidationError) as caught:
         MODELS[refusal.manifest["kind"]].model_validate(refusal.manifest)
     field = re.sub(r"\[(\d+)\]", r".\1", refusal.field)
@@ -34,15 +34,15 @@ def test_refused_by_the_models(refusal: Any) -> None:
     ("spec", "path"),
     [({}, "tenant"), ({"virtual": {}}, "tenant"), ({"virtual": {"clusterPath": "seven"}}, "seven")],
 )
-def test_the_path_is_what_is_given_else_the_name(spec: dict[str, Any], path: str) -> None:
+def test_cluster_path_defaults_to_name(spec: dict[str, Any], path: str) -> None:
     assert control_plane("tenant", **spec).cluster_path == path
 
 
-def test_a_dedicated_control_plane_has_the_path_of_its_name() -> None:
+def test_cluster_path_of_dedicated_control_plane_is_its_name() -> None:
     assert control_plane("tenant", mode="Dedicated").cluster_path == "tenant"
 
 
-def test_defaults_without_an_api_server() -> None:
+def test_models_fill_defaults_without_api_server() -> None:
     assert control_plane("tenant").spec.mode is ControlPlaneMode.VIRTUAL
     spec = ControlPlaneClass.model_validate({"metadata": {"name": "plain"}, "spec": {}}).spec
     assert (spec.auth.model, spec.auth.default_role) == (AuthModel.TOKEN, "cluster-admin")
@@ -50,7 +50,7 @@ def test_defaults_without_an_api_server() -> None:
     assert spec.deletion_policy is None
 
 
-def test_services_are_read_in_title_case_and_once() -> None:
+def test_services_are_normalized_to_title_case_and_unique() -> None:
     registration = ControlPlaneRegistration.model_validate(
         {
             "metadata": {"name": "r"},
@@ -60,8 +60,8 @@ def test_services_are_read_in_title_case_and_once() -> None:
     assert registration.spec.services == [Service.SCHEDULER, Service.CONTROLLERS]
 
 
-def test_what_the_api_server_adds_is_read_and_the_rest_ignored() -> None:
-    read = ControlPlaneRegistration.model_validate(
+def test_server_metadata_is_read_and_unknown_fields_are_dropped() -> None:
+    model = ControlPlaneRegistration.model_validate(
         {
             "apiVersion": "controlplane.kplane.dev/v1alpha1",
             "kind": "ControlPlaneRegistration",
@@ -77,7 +77,7 @@ def test_what_the_api_server_adds_is_read_and_the_rest_ignored() -> None:
             "status": {"controlPlaneUID": "9", "futureField": 1},
         }
     )
-    assert (read.metadata.uid, read.metadata.generation, read.deleting) == ("7", 2, True)
-    assert [owner.controller for owner in read.metadata.owner_references] == [True]
-    assert read.status.control_plane_uid == "9"
-    assert "futureField" not in str(read.model_dump(by_alias=True))
+    assert (model.metadata.uid, model.metadata.generation, model.deleting) == ("7", 2, True)
+    assert [owner.controller for owner in model.metadata.owner_references] == [True]
+    assert model.status.control_plane_uid == "9"
+    assert "futureField" not in str(model.model_dump(by_alias=True))

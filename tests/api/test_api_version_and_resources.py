@@ -1,4 +1,4 @@
-"""Versions and quantities, as users write them and as API servers report them."""
+"""Versions and quantities, from users and from API servers."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ _VERSIONS = st.builds(KubernetesVersion, *[st.integers(0, 40)] * 3)
         ("v1.36.33333", None),
     ],
 )
-def test_what_is_read_of_a_version(text: str | None, version: tuple[int, ...] | None) -> None:
+def test_version_parse_accepts_suffixes_and_rejects_other_text(
+    text: str | None, version: tuple[int, ...] | None
+) -> None:
     assert KubernetesVersion.parse(text) == (KubernetesVersion(*version) if version is not None else None)
 
 
 @given(_VERSIONS, _VERSIONS)
-def test_versions_have_an_order_and_read_back(one: KubernetesVersion, other: KubernetesVersion) -> None:
+def test_versions_are_ordered_and_round_trip(one: KubernetesVersion, other: KubernetesVersion) -> None:
     assert KubernetesVersion.parse(f"v{one}") == one
     assert (one < other) == ((one.major, one.minor, one.patch) < (other.major, other.minor, other.patch))
     assert one.minors_after(other) == -other.minors_after(one)
@@ -47,25 +49,25 @@ def test_versions_have_an_order_and_read_back(one: KubernetesVersion, other: Kub
     ("text", "amount"),
     [("100m", "0.1"), ("2", "2"), ("1.5", "1.5"), ("256Mi", 256 << 20), ("2G", 2 * 10**9), ("0.5Ki", 512)],
 )
-def test_what_a_quantity_stands_for(text: str, amount: str | int) -> None:
+def test_quantity_parses_suffixes(text: str, amount: str | int) -> None:
     assert quantity(text) == Decimal(amount)
 
 
-def test_what_is_no_quantity_is_refused() -> None:
+def test_quantity_refuses_unknown_suffix() -> None:
     with pytest.raises(ValueError, match="'2GB' is no quantity"):
         quantity("2GB")
 
 
-def test_integers_are_read_as_text() -> None:
+def test_integer_resources_are_read_as_text() -> None:
     spec: dict[str, Any] = {"resources": {"requests": {"cpu": 2}, "limits": {"memory": 1 << 30}}}
-    found = ControlPlane.model_validate({"metadata": {"name": "a"}, "spec": spec}).spec.resources
-    assert found is not None
-    assert found.requests is not None
-    assert found.limits is not None
-    assert (found.requests.cpu, found.limits.memory) == ("2", "1073741824")
+    resources = ControlPlane.model_validate({"metadata": {"name": "a"}, "spec": spec}).spec.resources
+    assert resources is not None
+    assert resources.requests is not None
+    assert resources.limits is not None
+    assert (resources.requests.cpu, resources.limits.memory) == ("2", "1073741824")
 
 
 @pytest.mark.parametrize("field", [{"version": "1.36.3"}, {"resources": {"requests": {"cpu": "1"}}}])
-def test_what_kplane_does_not_run_has_neither_version_nor_resources(field: dict[str, Any]) -> None:
+def test_adopted_control_plane_refuses_version_and_resources(field: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="for API servers that kplane runs"):
         ControlPlane.model_validate({"metadata": {"name": "a"}, "spec": {"endpointRef": {"name": "e"}, **field}})

@@ -1,4 +1,4 @@
-"""A virtual control plane as its tenant has it: through the published kubeconfig alone, and without nodes."""
+"""Virtual control plane from the view of its tenant: only the published kubeconfig, and no nodes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _resource(model: Any) -> Resource:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One namespace of a control plane, as its administrator."""
+    """A namespace of a control plane, with the rights of its administrator."""
 
     client: Client
     kubeconfig: Path
@@ -40,7 +40,7 @@ class Tenant:
     eventually: Callable[..., Awaitable[Any]]
 
     async def create(self, kind: str, name: str, **body: Any) -> dict[str, Any]:
-        """`metadata` among the keywords goes beside the name."""
+        """Create an object. Keyword `metadata` is merged with the name."""
         metadata = {"name": name, **body.pop("metadata", {})}
         resource = resource_of(kind)
         return await self.client.create(resource, {"metadata": metadata, **body}, namespace=self._place(resource))
@@ -50,12 +50,12 @@ class Tenant:
         return await self.client.get(resource, name, namespace=self._place(resource))
 
     async def found(self, kind: str, *, selector: str = "") -> list[dict[str, Any]]:
-        """All of a kind in the namespace, sorted by name."""
+        """Return the objects of a kind in the namespace, sorted by name."""
         listed = await self.client.list(resource_of(kind), namespace=self.namespace, label_selector=selector)
         return sorted(listed.items, key=lambda each: each["metadata"]["name"])
 
     async def names(self, kind: str, *, selector: str = "") -> list[str]:
-        return [each["metadata"]["name"] for each in await self.found(kind, selector=selector)]
+        return [item["metadata"]["name"] for item in await self.found(kind, selector=selector)]
 
     async def patch(self, kind: str, name: str, body: dict[str, Any], *, subresource: str | None = None) -> None:
         resource = resource_of(kind)
@@ -74,7 +74,7 @@ class Tenant:
         return False
 
     async def run_pods(self, *, selector: str = "", phase: str = "Running") -> None:
-        """Say of every Pod what a kubelet would: it runs and is ready, or it has `phase`."""
+        """Write the status of each pending Pod as a kubelet does: running and ready, or with `phase`."""
         now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         for number, pod in enumerate(await self.found("v1/Pod", selector=selector), start=1):
             if (pod.get("status") or {}).get("phase") == "Pending":
@@ -89,15 +89,15 @@ class Tenant:
     async def settled(
         self, kind: str, name: str, accept: Callable[[dict[str, Any]], bool], *, run_pods: bool = True
     ) -> dict[str, Any]:
-        """Wait, as a kubelet meanwhile, until an object is accepted."""
+        """Wait until `accept` returns true for an object. Meanwhile, act as the kubelet."""
 
         async def look() -> dict[str, Any]:
             if run_pods:
                 await self.run_pods()
             return await self.get(kind, name)
 
-        found: dict[str, Any] = await self.eventually(look, accept)
-        return found
+        accepted: dict[str, Any] = await self.eventually(look, accept)
+        return accepted
 
     def _place(self, resource: Resource) -> str | None:
         return self.namespace if resource.namespaced else None
@@ -113,7 +113,7 @@ async def _until(probe: Callable[[], Awaitable[bool]]) -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def kubeconfig(management_cluster: Handle, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Path]:
-    """The published kubeconfig of a control plane that an instance works on."""
+    """Published kubeconfig of a control plane with a running instance."""
     control_planes, registrations = _resource(ControlPlane), _resource(ControlPlaneRegistration)
     async with Client(ClusterConfig.load(management_cluster.admin_kubeconfig), field_manager="kplane") as client:
         await client.create(control_planes, {"metadata": {"name": _NAME}, "spec": {"deletionPolicy": "Destroy"}})
@@ -122,7 +122,7 @@ async def kubeconfig(management_cluster: Handle, tmp_path_factory: pytest.TempPa
 
         async def runs() -> bool:
             status = (await client.get(registrations, _NAME)).get("status") or {}
-            conditions = {each["type"]: each["status"] for each in status.get("conditions") or ()}
+            conditions = {condition["type"]: condition["status"] for condition in status.get("conditions") or ()}
             return conditions.get("Running") == "True"
 
         await _until(runs)
@@ -135,15 +135,15 @@ async def kubeconfig(management_cluster: Handle, tmp_path_factory: pytest.TempPa
                 await client.delete(resource, _NAME)
 
         async def gone() -> bool:
-            left = [await client.list(each) for each in (control_planes, registrations)]
-            return not any(item["metadata"]["name"] == _NAME for each in left for item in each.items)
+            lists = [await client.list(entry) for entry in (control_planes, registrations)]
+            return not any(item["metadata"]["name"] == _NAME for entry in lists for item in entry.items)
 
         await _until(gone)
 
 
 @pytest.fixture
 async def tenant(kubeconfig: Path, eventually: Callable[..., Awaitable[Any]]) -> AsyncIterator[Tenant]:
-    """A namespace of its own for each test. It is deleted afterwards, and not awaited: the control plane goes too."""
+    """Separate namespace of each test. It is deleted without waiting, because the control plane is deleted too."""
     namespace = f"test-{uuid.uuid4().hex[:8]}"
     async with Client(ClusterConfig.load(kubeconfig), field_manager="kplane") as client:
         await client.create(NAMESPACES, {"metadata": {"name": namespace}})

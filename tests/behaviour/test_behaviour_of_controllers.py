@@ -1,6 +1,6 @@
-"""What users of Kubernetes rely on, on a virtual control plane whose controllers mcm runs: one test each.
+"""Behaviour of Kubernetes controllers that users rely on, on a virtual control plane with an instance of mcm.
 
-Profile Nodeless, which is the default. There are no nodes: where a kubelet would speak, the test does.
+The profile is Nodeless, the default. The cluster has no nodes, so the tests act as the kubelet.
 """
 
 from __future__ import annotations
@@ -45,25 +45,29 @@ def owned_by(owner: Object) -> Object:
 
 
 def true_conditions(found: Object) -> set[str]:
-    return {each["type"] for each in found.get("status", {}).get("conditions", ()) if each["status"] == "True"}
+    return {
+        condition["type"]
+        for condition in found.get("status", {}).get("conditions", ())
+        if condition["status"] == "True"
+    }
 
 
-async def test_a_namespace_ends_when_the_last_finalizer_in_it_is_gone(tenant: Any) -> None:
+async def test_namespace_terminates_after_last_finalizer_of_its_objects(tenant: Any) -> None:
     await tenant.create(CONFIG_MAP, "held", metadata={"finalizers": [HOLD]})
     await tenant.create(CONFIG_MAP, "free")
     spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
     claim = await tenant.create(CLAIM, "data", spec=spec)
-    assert claim["metadata"]["finalizers"] == ["kubernetes.io/pvc-protection"]  # which a controller takes away
+    assert claim["metadata"]["finalizers"] == ["kubernetes.io/pvc-protection"]  # which a controller removes
     await tenant.delete(NAMESPACE, tenant.namespace)
     remaining = "NamespaceFinalizersRemaining"
-    said = await tenant.settled(NAMESPACE, tenant.namespace, lambda found: remaining in true_conditions(found))
-    assert said["status"]["phase"] == "Terminating"
+    namespace = await tenant.settled(NAMESPACE, tenant.namespace, lambda found: remaining in true_conditions(found))
+    assert namespace["status"]["phase"] == "Terminating"
     assert await tenant.names(CONFIG_MAP) == ["held"]
     await tenant.patch(CONFIG_MAP, "held", {"metadata": {"finalizers": None}})
     await tenant.eventually(lambda: tenant.is_gone(NAMESPACE, tenant.namespace))
 
 
-async def test_an_owner_that_is_deleted_in_the_foreground_goes_after_its_dependents(tenant: Any) -> None:
+async def test_foreground_deletion_removes_owner_after_dependents(tenant: Any) -> None:
     owner = await tenant.create(CONFIG_MAP, "owner")
     metadata = {"ownerReferences": [owned_by(owner)], "finalizers": [HOLD]}
     await tenant.create(CONFIG_MAP, "dependent", metadata=metadata)
@@ -74,7 +78,7 @@ async def test_an_owner_that_is_deleted_in_the_foreground_goes_after_its_depende
     await tenant.eventually(lambda: tenant.is_gone(CONFIG_MAP, "owner"))
 
 
-async def test_dependents_of_an_owner_that_is_deleted_as_orphan_stay_without_owner(tenant: Any) -> None:
+async def test_orphan_deletion_keeps_dependents_without_owner(tenant: Any) -> None:
     owner = await tenant.create(CONFIG_MAP, "owner")
     await tenant.create(CONFIG_MAP, "dependent", metadata={"ownerReferences": [owned_by(owner)]})
     await tenant.delete(CONFIG_MAP, "owner", propagation="Orphan")
@@ -82,7 +86,7 @@ async def test_dependents_of_an_owner_that_is_deleted_as_orphan_stay_without_own
     assert "ownerReferences" not in (await tenant.get(CONFIG_MAP, "dependent"))["metadata"]
 
 
-async def test_an_owner_that_is_deleted_in_the_background_goes_before_its_dependents(tenant: Any) -> None:
+async def test_background_deletion_removes_owner_before_dependents(tenant: Any) -> None:
     owner = await tenant.create(CONFIG_MAP, "owner")
     metadata = {"ownerReferences": [owned_by(owner)], "finalizers": [HOLD]}
     await tenant.create(CONFIG_MAP, "dependent", metadata=metadata)
@@ -93,7 +97,7 @@ async def test_an_owner_that_is_deleted_in_the_background_goes_before_its_depend
     await tenant.eventually(lambda: tenant.is_gone(CONFIG_MAP, "dependent"))
 
 
-async def test_the_status_of_a_resource_quota_follows_what_there_is(tenant: Any) -> None:
+async def test_resource_quota_counts_and_limits_objects(tenant: Any) -> None:
     quota, counted = "v1/ResourceQuota", "count/services"
     await tenant.create(quota, "few", spec={"hard": {counted: "1"}})
     await tenant.settled(quota, "few", lambda found: found.get("status", {}).get("used") == {counted: "0"})
@@ -102,13 +106,13 @@ async def test_the_status_of_a_resource_quota_follows_what_there_is(tenant: Any)
     assert (await tenant.get(quota, "few"))["status"]["used"] == {counted: "1"}
     with pytest.raises(Forbidden, match="exceeded quota"):
         await tenant.create("v1/Service", "two", spec=service)
-    # What is deleted is told by the controller alone: admission counts upwards only.
+    # Only the controller decreases the count after a deletion. Admission only increases it.
     await tenant.delete("v1/Service", "one")
     await tenant.settled(quota, "few", lambda found: found["status"]["used"] == {counted: "0"})
     await tenant.create("v1/Service", "two", spec=service)
 
 
-async def test_a_namespace_has_a_default_service_account_and_the_root_ca_again_and_again(tenant: Any) -> None:
+async def test_namespace_gets_service_account_and_root_ca_again(tenant: Any) -> None:
     kinds = {"v1/ServiceAccount": "default", CONFIG_MAP: "kube-root-ca.crt"}
     uids = {}
     for kind, name in kinds.items():
@@ -117,7 +121,7 @@ async def test_a_namespace_has_a_default_service_account_and_the_root_ca_again_a
         await tenant.delete(kind, name)
     for kind, name in kinds.items():
         await tenant.settled(kind, name, lambda found, kind=kind: found["metadata"]["uid"] != uids[kind])
-    # A Pod reaches its API server with these two: a token of the one, and trust from the other.
+    # A Pod needs both to reach its API server: a token of the ServiceAccount, and the CA of the ConfigMap.
     path = f"/api/v1/namespaces/{tenant.namespace}/serviceaccounts/default/token"
     answer = await tenant.client.request("POST", path, body={"spec": {"expirationSeconds": 600}})
     trusted = (await tenant.get(CONFIG_MAP, "kube-root-ca.crt"))["data"]["ca.crt"]
@@ -125,11 +129,11 @@ async def test_a_namespace_has_a_default_service_account_and_the_root_ca_again_a
         server=tenant.client.config.server, ca_data=trusted.encode(), token=answer["status"]["token"]
     )
     async with Client(config, field_manager="kplane") as pod:
-        who = await pod.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", body={})
-    assert who["status"]["userInfo"]["username"] == f"system:serviceaccount:{tenant.namespace}:default"
+        review = await pod.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", body={})
+    assert review["status"]["userInfo"]["username"] == f"system:serviceaccount:{tenant.namespace}:default"
 
 
-async def test_an_aggregated_role_has_the_rules_of_those_that_it_selects(tenant: Any) -> None:
+async def test_aggregated_cluster_role_has_rules_of_selected_roles(tenant: Any) -> None:
     kind, label = "rbac.authorization.k8s.io/v1/ClusterRole", {f"example.com/{tenant.namespace}": "yes"}
     whole, part = f"{tenant.namespace}-whole", f"{tenant.namespace}-part"
     rule = {"apiGroups": ["example.com"], "resources": ["widgets"], "verbs": ["get"]}
@@ -138,23 +142,23 @@ async def test_an_aggregated_role_has_the_rules_of_those_that_it_selects(tenant:
     await tenant.settled(kind, whole, lambda found: found["rules"] == [rule])
     await tenant.delete(kind, part)
     await tenant.settled(kind, whole, lambda found: not found["rules"])
-    # Those of Kubernetes itself are put together in the same way.
-    found = await tenant.settled(kind, "admin", lambda found: found["rules"])
-    assert any("deployments" in rule.get("resources", ()) for rule in found["rules"])
+    # Built-in ClusterRoles of Kubernetes are aggregated in the same way.
+    admin = await tenant.settled(kind, "admin", lambda found: found["rules"])
+    assert any("deployments" in rule.get("resources", ()) for rule in admin["rules"])
 
 
-async def test_a_deployment_rolls_out_and_back(tenant: Any, kubectl: Callable[..., Awaitable[str]]) -> None:
+async def test_deployment_rolls_out_and_back(tenant: Any, kubectl: Callable[..., Awaitable[str]]) -> None:
     async def rolled_out(*, revision: int) -> Object:
         def done(found: Object) -> bool:
             status = found.get("status", {})
             if status.get("observedGeneration") != found["metadata"]["generation"]:
-                return False  # what it counts is from before
+                return False  # the counts are of a former generation
             counts = [status.get(key, 0) for key in ("replicas", "updatedReplicas", "availableReplicas")]
             revised = found["metadata"].get("annotations", {}).get("deployment.kubernetes.io/revision")
             return revised == str(revision) and counts == [2, 2, 2]
 
-        found: Object = await tenant.settled(DEPLOYMENT, "web", done)
-        return found
+        deployment: Object = await tenant.settled(DEPLOYMENT, "web", done)
+        return deployment
 
     async def images() -> set[str]:
         return {pod["spec"]["containers"][0]["image"] for pod in await tenant.found(POD)}
@@ -167,11 +171,11 @@ async def test_a_deployment_rolls_out_and_back(tenant: Any, kubectl: Callable[..
     await kubectl(tenant.kubeconfig, "rollout", "undo", "deployment/web", "-n", tenant.namespace)
     await rolled_out(revision=3)
     await tenant.eventually(images, lambda found: found == {"app:1"})
-    sizes = [each["spec"]["replicas"] for each in await tenant.found(REPLICA_SET)]
+    sizes = [replica_set["spec"]["replicas"] for replica_set in await tenant.found(REPLICA_SET)]
     assert sorted(sizes) == [0, 2]
 
 
-async def test_a_stateful_set_makes_its_pods_in_order_and_keeps_their_claims(tenant: Any) -> None:
+async def test_stateful_set_creates_pods_in_order_and_keeps_claims(tenant: Any) -> None:
     claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
     templates = [{"metadata": {"name": "data"}, "spec": claim}]
     spec = workload("db", replicas=2, serviceName="db", volumeClaimTemplates=templates)
@@ -186,30 +190,30 @@ async def test_a_stateful_set_makes_its_pods_in_order_and_keeps_their_claims(ten
     assert await tenant.names(CLAIM) == ["data-db-0", "data-db-1"]
 
 
-async def test_a_job_is_complete_when_its_pods_have_succeeded(tenant: Any) -> None:
+async def test_job_is_complete_after_its_pods_succeeded(tenant: Any) -> None:
     template = pod_template("sum", restartPolicy="Never")
     await tenant.create(JOB, "sum", spec={"completions": 2, "parallelism": 2, "template": template})
     await tenant.settled(JOB, "sum", lambda found: found["status"].get("active") == 2, run_pods=False)
     await tenant.run_pods(phase="Succeeded")
-    done = await tenant.settled(JOB, "sum", lambda found: "Complete" in true_conditions(found))
-    assert done["status"]["succeeded"] == 2
+    job = await tenant.settled(JOB, "sum", lambda found: "Complete" in true_conditions(found))
+    assert job["status"]["succeeded"] == 2
 
 
-async def test_a_cron_job_starts_the_job_that_is_due(tenant: Any) -> None:
+async def test_cron_job_creates_the_job_that_is_due(tenant: Any) -> None:
     template = {"spec": {"template": pod_template("report", restartPolicy="Never")}}
     spec = {"schedule": "* * * * *", "concurrencyPolicy": "Forbid", "jobTemplate": template}
     await tenant.create(CRON_JOB, "report", spec=spec)
-    # It last ran two minutes ago: nobody waits for the next full minute.
+    # The last run was two minutes ago, so a run is due and the test does not wait for the next full minute.
     before = dt.datetime.now(dt.UTC) - dt.timedelta(minutes=2)
     status = {"lastScheduleTime": before.strftime("%Y-%m-%dT%H:%M:%SZ")}
     await tenant.patch(CRON_JOB, "report", {"status": status}, subresource="status")
     [job] = await tenant.eventually(lambda: tenant.found(JOB), lambda found: len(found) == 1)
-    assert [each["name"] for each in job["metadata"]["ownerReferences"]] == ["report"]
-    said = await tenant.settled(CRON_JOB, "report", lambda found: found["status"].get("active"), run_pods=False)
-    assert said["status"]["active"][0]["name"] == job["metadata"]["name"]
+    assert [owner["name"] for owner in job["metadata"]["ownerReferences"]] == ["report"]
+    cron_job = await tenant.settled(CRON_JOB, "report", lambda found: found["status"].get("active"), run_pods=False)
+    assert cron_job["status"]["active"][0]["name"] == job["metadata"]["name"]
 
 
-async def test_a_finished_job_goes_with_its_pods_when_its_time_to_live_is_over(tenant: Any) -> None:
+async def test_finished_job_is_deleted_with_its_pods_after_ttl(tenant: Any) -> None:
     template = pod_template("brief", restartPolicy="Never")
     await tenant.create(JOB, "brief", spec={"ttlSecondsAfterFinished": 1, "template": template})
     await tenant.eventually(lambda: tenant.names(POD), lambda names: len(names) == 1)
@@ -218,8 +222,8 @@ async def test_a_finished_job_goes_with_its_pods_when_its_time_to_live_is_over(t
     await tenant.eventually(lambda: tenant.names(POD), lambda names: not names)
 
 
-async def test_the_endpoint_slices_of_a_service_follow_its_pods(tenant: Any) -> None:
-    # Pods are published with the zone of their node: there has to be one, though nobody runs it.
+async def test_endpoint_slices_follow_pods_of_the_service(tenant: Any) -> None:
+    # Endpoints have the zone of the node, so the Node object must exist.
     node = f"node-{tenant.namespace}"
     await tenant.create("v1/Node", node)
     template = pod_template("api", nodeName=node, terminationGracePeriodSeconds=0)
@@ -228,7 +232,7 @@ async def test_the_endpoint_slices_of_a_service_follow_its_pods(tenant: Any) -> 
 
     async def published() -> dict[str, bool]:
         slices = await tenant.found("discovery.k8s.io/v1/EndpointSlice", selector="kubernetes.io/service-name=api")
-        endpoints = [endpoint for each in slices for endpoint in each.get("endpoints") or ()]
+        endpoints = [endpoint for endpoint_slice in slices for endpoint in endpoint_slice.get("endpoints") or ()]
         return {endpoint["addresses"][0]: endpoint["conditions"]["ready"] for endpoint in endpoints}
 
     await tenant.eventually(lambda: tenant.names(POD), lambda names: len(names) == 2)
@@ -245,7 +249,7 @@ async def test_the_endpoint_slices_of_a_service_follow_its_pods(tenant: Any) -> 
 
 
 def signing_request(name: str, *, organization: str, signer: str) -> tuple[Object, bytes]:
-    """The spec of a request, and the key of the certificate that comes of it."""
+    """Return the spec of a CertificateSigningRequest, and its private key."""
     key = ec.generate_private_key(ec.SECP256R1())
     names = [(NameOID.ORGANIZATION_NAME, organization), (NameOID.COMMON_NAME, name)]
     subject = x509.Name([x509.NameAttribute(oid, value) for oid, value in names])
@@ -258,7 +262,7 @@ def signing_request(name: str, *, organization: str, signer: str) -> tuple[Objec
     return {"request": encoded, "signerName": f"kubernetes.io/{signer}", "usages": usages}, private
 
 
-async def test_a_certificate_is_signed_when_its_request_is_approved(tenant: Any) -> None:
+async def test_approved_certificate_signing_request_is_signed(tenant: Any) -> None:
     user = tenant.namespace
     spec, key = signing_request(user, organization="people", signer="kube-apiserver-client")
     await tenant.create(REQUEST, user, spec=spec)
@@ -266,15 +270,17 @@ async def test_a_certificate_is_signed_when_its_request_is_approved(tenant: Any)
     await tenant.patch(REQUEST, user, {"status": {"conditions": [approved]}}, subresource="approval")
     signed = await tenant.settled(REQUEST, user, lambda found: "certificate" in found["status"])
     certificate = base64.b64decode(signed["status"]["certificate"])
-    here = tenant.client.config
-    config = ClusterConfig(server=here.server, ca_data=here.ca_data, client_certificate=certificate, client_key=key)
+    administrator = tenant.client.config
+    config = ClusterConfig(
+        server=administrator.server, ca_data=administrator.ca_data, client_certificate=certificate, client_key=key
+    )
     async with Client(config, field_manager="kplane") as client:
-        who = await client.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", body={})
-    assert who["status"]["userInfo"]["username"] == user
-    assert "people" in who["status"]["userInfo"]["groups"]
+        review = await client.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", body={})
+    assert review["status"]["userInfo"]["username"] == user
+    assert "people" in review["status"]["userInfo"]["groups"]
 
 
-async def test_the_request_of_a_kubelet_is_approved_and_signed_by_itself(tenant: Any) -> None:
+async def test_kubelet_signing_request_is_approved_and_signed(tenant: Any) -> None:
     name = f"system:node:{tenant.namespace}"
     spec, _ = signing_request(name, organization="system:nodes", signer="kube-apiserver-client-kubelet")
     await tenant.create(REQUEST, tenant.namespace, spec=spec)
@@ -282,12 +288,12 @@ async def test_the_request_of_a_kubelet_is_approved_and_signed_by_itself(tenant:
     assert "Approved" in true_conditions(signed)
 
 
-async def test_a_disruption_budget_tells_what_may_be_evicted(tenant: Any) -> None:
+async def test_disruption_budget_counts_allowed_disruptions(tenant: Any) -> None:
     kind = "policy/v1/PodDisruptionBudget"
     await tenant.create(kind, "web", spec={"minAvailable": 2, "selector": {"matchLabels": {"app": "web"}}})
     await tenant.create(DEPLOYMENT, "web", spec=workload("web", replicas=3))
-    said = await tenant.settled(kind, "web", lambda found: found["status"].get("disruptionsAllowed") == 1)
-    assert {key: said["status"][key] for key in ("expectedPods", "currentHealthy", "desiredHealthy")} == {
+    budget = await tenant.settled(kind, "web", lambda found: found["status"].get("disruptionsAllowed") == 1)
+    assert {key: budget["status"][key] for key in ("expectedPods", "currentHealthy", "desiredHealthy")} == {
         "expectedPods": 3,
         "currentHealthy": 3,
         "desiredHealthy": 2,
@@ -296,21 +302,21 @@ async def test_a_disruption_budget_tells_what_may_be_evicted(tenant: Any) -> Non
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": evicted}}
     path = f"/api/v1/namespaces/{tenant.namespace}/pods/{evicted}/eviction"
     await tenant.client.request("POST", path, body=body)
-    # One less is healthy until the Pod that comes instead is.
-    two = await tenant.settled(kind, "web", lambda found: found["status"]["currentHealthy"] == 2, run_pods=False)
-    assert two["status"]["disruptionsAllowed"] == 0
+    # The number of healthy Pods is lower until the replacement is healthy.
+    reduced = await tenant.settled(kind, "web", lambda found: found["status"]["currentHealthy"] == 2, run_pods=False)
+    assert reduced["status"]["disruptionsAllowed"] == 0
     await tenant.settled(kind, "web", lambda found: found["status"]["disruptionsAllowed"] == 1)
     assert evicted not in await tenant.names(POD)
 
 
-async def test_a_validating_admission_policy_is_enforced_without_a_controller_that_looks_at_it(tenant: Any) -> None:
-    """Profile Nodeless leaves out the one controller of policies, which does no more than warn of their types."""
+async def test_validating_admission_policy_is_enforced_without_controller(tenant: Any) -> None:
+    """Profile Nodeless omits the controller of policies, which only reports type warnings."""
     group, name = "admissionregistration.k8s.io/v1", tenant.namespace
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["configmaps"]}
-    here = {"matchLabels": {"kubernetes.io/metadata.name": name}}
+    selector = {"matchLabels": {"kubernetes.io/metadata.name": name}}
     validation = {"expression": "object.metadata.name != 'unwanted'", "message": "not wanted here"}
     spec = {
-        "matchConstraints": {"resourceRules": [rule], "namespaceSelector": here},
+        "matchConstraints": {"resourceRules": [rule], "namespaceSelector": selector},
         "validations": [validation],
     }
     await tenant.create(f"{group}/ValidatingAdmissionPolicy", name, spec=spec)

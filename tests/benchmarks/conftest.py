@@ -1,4 +1,4 @@
-"""Runs benchmarks as their users do."""
+"""Fixture that runs benchmarks as their users do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 @pytest.fixture
 def measure(tmp_path: Path) -> Callable[..., Awaitable[Any]]:
-    """`await measure("fleet", *arguments)`: what `python -m benchmarks.fleet` prints. Its errors are in `tmp_path`."""
+    """`await measure("fleet", *arguments)`: JSON of `python -m benchmarks.fleet`. Its stderr is file `errors`."""
 
     async def run(benchmark: str, *arguments: str) -> Any:
         with (tmp_path / "errors").open("wb") as errors:

@@ -1,4 +1,4 @@
-"""The benchmark of density, with one and two control planes: that it runs, and measures everybody."""
+"""Density benchmark with a single control plane, and with two."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-async def test_a_small_density_is_measured(binaries: object, measure: Any) -> None:
+async def test_density_benchmark_measures_one_and_two_control_planes(binaries: object, measure: Any) -> None:
     arguments = (
         *("--control-planes", "1", "2", "--samples=1", "--settle-seconds=1", "--rest-seconds=2"),
         *("--profile=Core", "--profile=Nodeless"),
     )
-    found = await measure("density", *arguments)
-    assert [run["control_planes"] for run in found["runs"]] == [1, 2]
-    for run in found["runs"]:
+    report = await measure("density", *arguments)
+    assert [run["control_planes"] for run in report["runs"]] == [1, 2]
+    for run in report["runs"]:
         assert run["registered_to_first_write_seconds"]["n"] == 1
         assert run["registered_to_first_write_seconds"]["min"] > 0
         assert list(run["at_rest"]) == ["Core", "Nodeless", "Stock"]

@@ -1,4 +1,4 @@
-"""The benchmark of the gateway, in seconds: its answers, its errors, and its JSON."""
+"""Gateway benchmark: parsing of responses, failed watches, and a short run."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
     ],
     ids=["head", "part", "whole", "chunk", "last chunk"],
 )
-def test_an_answer_is_complete_when_its_last_byte_is_there(received: bytes, complete: bool) -> None:
+def test_response_is_complete_with_its_last_byte(received: bytes, complete: bool) -> None:
     assert is_complete(bytearray(received)) is complete
 
 
-async def test_watches_end_when_one_of_them_cannot_be_opened(tmp_path: Path) -> None:
+async def test_watches_are_closed_when_a_connection_fails(tmp_path: Path) -> None:
     authority = create_authority("serving")
     pair = issue_serving(authority, common_name="x", hosts=["127.0.0.1"])
     (tmp_path / "server.pem").write_bytes(pair.certificate + pair.key)
@@ -40,7 +40,7 @@ async def test_watches_end_when_one_of_them_cannot_be_opened(tmp_path: Path) -> 
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        # Nobody else gets a connection.
+        # The server refuses further connections.
         server.close()
         rest = await reader.read()
         if not ended.done():
@@ -59,13 +59,13 @@ async def test_watches_end_when_one_of_them_cannot_be_opened(tmp_path: Path) -> 
 @pytest.mark.integration
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_a_short_measurement(binaries: object, measure: Any) -> None:
+async def test_gateway_benchmark_measures_requests_and_watches(binaries: object, measure: Any) -> None:
     arguments = ("--rounds=1", "--seconds=1", "--watches=5", "--objects=10")
-    found = await measure("gateway", *arguments)
-    for compared in (*found["small_by_connections"].values(), found["lists"]):
+    report = await measure("gateway", *arguments)
+    for compared in (*report["small_by_connections"].values(), report["lists"]):
         for way in ("direct", "gateway"):
             assert compared[way]["requests_a_second"] > 0
             assert compared[way]["errors"] == 0
         assert compared["throughput_ratio"] > 0
-    assert found["lists"]["direct"]["bytes_each"] > 10 * 1024
-    assert (found["watches"]["told"], found["watches"]["lost"]) == (5, 0)
+    assert report["lists"]["direct"]["bytes_each"] > 10 * 1024
+    assert (report["watches"]["told"], report["watches"]["lost"]) == (5, 0)

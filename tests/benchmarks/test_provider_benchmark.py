@@ -1,4 +1,4 @@
-"""The benchmark of a fleet of clusters, with a small one: that it runs, and counts every reconcile."""
+"""Provider benchmarks with a fleet of four clusters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-async def test_a_small_fleet_is_measured(binaries: object, measure: Any, processes: int) -> None:
+async def test_provider_benchmark_counts_every_reconcile(binaries: object, measure: Any, processes: int) -> None:
     arguments = ("--clusters=4", "--burst=5", "--churn=3", f"--processes={processes}", "--deadline-seconds=240")
     (run,) = (await measure("provider", *arguments))["runs"]
     assert (run["clusters"], run["processes"]) == (4, processes)
@@ -22,13 +22,13 @@ async def test_a_small_fleet_is_measured(binaries: object, measure: Any, process
     assert len(run["engaged"]["rss_mib_after"]) == processes
 
 
-async def test_a_small_fleet_in_trouble_is_measured(binaries: object, measure: Any) -> None:
+async def test_trouble_benchmark_measures_each_kind_of_trouble(binaries: object, measure: Any) -> None:
     arguments = ("--clusters=4", "--silent=2", "--flood=1000", "--churn=3", "--deadline-seconds=240")
     arguments += ("--outage-requests=3", "--outage-seconds=10")
-    found = await measure("provider_trouble", *arguments)
-    assert found["silent"]["seconds"]["with"] > 0
-    assert found["flood"]["milliseconds"]["flooded"]["p99"] >= found["flood"]["milliseconds"]["flooded"]["p50"] > 0
-    assert found["killed"]["seconds"] > 0
-    assert found["hub"]["reconciles_too_many"] == 0
-    assert 0 < found["outage"]["seconds"]["first"] <= found["outage"]["seconds"]["last"] <= 5
-    assert found["outage"]["processor_seconds"] >= 0
+    report = await measure("provider_trouble", *arguments)
+    assert report["silent"]["seconds"]["with"] > 0
+    assert report["flood"]["milliseconds"]["flooded"]["p99"] >= report["flood"]["milliseconds"]["flooded"]["p50"] > 0
+    assert report["killed"]["seconds"] > 0
+    assert report["hub"]["reconciles_too_many"] == 0
+    assert 0 < report["outage"]["seconds"]["first"] <= report["outage"]["seconds"]["last"] <= 5
+    assert report["outage"]["processor_seconds"] >= 0

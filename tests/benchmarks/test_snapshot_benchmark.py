@@ -1,4 +1,4 @@
-"""The benchmark of snapshots, with few objects: its JSON."""
+"""Snapshot benchmark with few objects."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 
 @pytest.mark.integration
-async def test_a_small_control_plane_is_saved_restored_and_cloned(binaries: object, measure: Any) -> None:
-    found = await measure("snapshot", "--keys=300", "--large=1", "--rounds=2")
-    assert (found["keys"], len(found["seconds_of_each_round"]["clone"])) == (300, 2)
+async def test_snapshot_benchmark_saves_restores_and_clones(binaries: object, measure: Any) -> None:
+    report = await measure("snapshot", "--keys=300", "--large=1", "--rounds=2")
+    assert (report["keys"], len(report["seconds_of_each_round"]["clone"])) == (300, 2)
     for figure in ("snapshot_seconds", "restore_seconds", "clone_seconds", "bytes"):
-        assert found[figure] > 0
+        assert report[figure] > 0

@@ -1,4 +1,4 @@
-"""A server that answers as an API server does before pods, over TLS."""
+"""A TLS server that answers like an API server in front of pods."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 async def serving(
     routes: dict[str, Handler], directory: Path, *, timeout_seconds: float = 10.0
 ) -> AsyncIterator[Client]:
-    """Serve GET of these paths, and give a client."""
+    """Serve GET for the paths of `routes`, and yield a client."""
     app = web.Application()
     for path, handler in routes.items():
         app.router.add_get(path, handler)
@@ -30,5 +30,5 @@ async def serving(
 
 
 def refusal(code: int, reason: str) -> web.Response:
-    """Return a Status that refuses."""
+    """Return the Status of a refused request."""
     return web.json_response({"kind": "Status", "code": code, "reason": reason, "message": "no"}, status=code)

@@ -1,4 +1,4 @@
-"""A management cluster, and commands that are typed at it."""
+"""Fixtures: a management cluster and the command `kplane`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def kplane(environment: dict[str, str]) -> Kplane:
 
 @pytest.fixture(scope="module")
 def with_class(management_cluster: Handle) -> Apply:
-    """`with with_class(name, **spec)`: there is a ControlPlaneClass."""
+    """`with with_class(name, **spec)` creates a ControlPlaneClass for the block."""
     kubectl = [str(management_cluster.kubectl_program), f"--kubeconfig={management_cluster.admin_kubeconfig}"]
 
     @contextlib.contextmanager
@@ -63,7 +63,7 @@ def kubectl_json(management_cluster: Handle) -> Callable[..., Any]:
     command = [str(management_cluster.kubectl_program), f"--kubeconfig={management_cluster.admin_kubeconfig}"]
 
     def run(*args: str) -> Any:
-        done = subprocess.run([*command, *args, "-o", "json"], capture_output=True, text=True, check=True, timeout=60)
-        return json.loads(done.stdout)
+        result = subprocess.run([*command, *args, "-o", "json"], capture_output=True, text=True, check=True, timeout=60)
+        return json.loads(result.stdout)
 
     return run

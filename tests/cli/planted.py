@@ -1,4 +1,4 @@
-"""A folder with files that have the names of modules, as a stranger could leave it in a clone or in /tmp."""
+"""A folder with files named like modules, as an attacker could leave in a clone or in /tmp."""
 
 from __future__ import annotations
 

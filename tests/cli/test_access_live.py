@@ -20,23 +20,23 @@ pytestmark = pytest.mark.integration
 
 def claims(token: str) -> dict[str, object]:
     payload = token.split(".")[1]
-    found: dict[str, object] = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
-    return found
+    content: dict[str, object] = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+    return content
 
 
 def whoami(kplane: Kplane, config: dict[str, object], file: Path) -> str:
     file.write_text(yaml.safe_dump(config))
     command = ["kubectl", "auth", "whoami", f"--kubeconfig={file}"]
-    done = subprocess.run(command, env=kplane.environment, capture_output=True, text=True, check=True, timeout=60)
-    return done.stdout
+    result = subprocess.run(command, env=kplane.environment, capture_output=True, text=True, check=True, timeout=60)
+    return result.stdout
 
 
-def test_tokens_are_published_or_issued(kplane: Kplane, small: str, tmp_path: Path) -> None:
+def test_token_is_published_or_issued_with_duration(kplane: Kplane, small: str, tmp_path: Path) -> None:
     kplane("create", "trusted", "--class", small)
     try:
         published = kplane("token", "trusted").stdout.strip()
         assert published in kplane("kubeconfig", "trusted", "--static").stdout
-        # It sleeps, and no gateway would wake it: the command does.
+        # The control plane sleeps, and no gateway wakes sleeping control planes: the command does.
         issued = kplane("token", "trusted", "--duration", "15m").stdout.strip()
         assert issued != published
         assert claims(issued)["sub"] == claims(published)["sub"]
@@ -50,29 +50,31 @@ def test_tokens_are_published_or_issued(kplane: Kplane, small: str, tmp_path: Pa
         kplane("delete", "trusted", "--yes")
 
 
-def test_a_machine_gets_what_it_joins_by(
+def test_join_token_prints_working_join_commands(
     kplane: Kplane, with_class: Callable[..., AbstractContextManager[str]], tmp_path: Path
 ) -> None:
     with with_class("joined", addons=["kubeadm-join"], virtual={"start": "Always"}) as joined:
         kplane("create", "nodes", "--class", joined)
         try:
             deadline = time.monotonic() + 60.0
-            while "AddonsReady" not in (told := kplane("get", "nodes", "-o", "yaml").stdout) or (
-                next(each for each in yaml.safe_load(told)["status"]["conditions"] if each["type"] == "AddonsReady")[
-                    "status"
-                ]
+            while "AddonsReady" not in (manifest := kplane("get", "nodes", "-o", "yaml").stdout) or (
+                next(
+                    condition
+                    for condition in yaml.safe_load(manifest)["status"]["conditions"]
+                    if condition["type"] == "AddonsReady"
+                )["status"]
                 != "True"
             ):
-                assert time.monotonic() < deadline, told
-            made = kplane("join-token", "nodes", "--ttl", "30m")
-            assert "kplane register nodes" in made.stderr
-            script = made.stdout.replace("kubeadm join", "echo")
-            said = subprocess.run(["sh"], input=script, cwd=tmp_path, capture_output=True, text=True, check=True)
-            option, file, token_option, token = said.stdout.split()
+                assert time.monotonic() < deadline, manifest
+            result = kplane("join-token", "nodes", "--ttl", "30m")
+            assert "kplane register nodes" in result.stderr
+            script = result.stdout.replace("kubeadm join", "echo")
+            echoed = subprocess.run(["sh"], input=script, cwd=tmp_path, capture_output=True, text=True, check=True)
+            option, file, token_option, token = echoed.stdout.split()
             assert (option, file, token_option) == ("--discovery-file", "discovery.conf", "--tls-bootstrap-token")
             discovery = yaml.safe_load((tmp_path / "discovery.conf").read_text())
             assert discovery["clusters"][0]["cluster"]["certificate-authority-data"]
-            # The API server takes the token.
+            # The API server accepts the token.
             discovery["clusters"][0]["name"] = "tenant"
             discovery |= {
                 "users": [{"name": "node", "user": {"token": token}}],
@@ -84,14 +86,14 @@ def test_a_machine_gets_what_it_joins_by(
             kplane("delete", "nodes", "--yes")
 
 
-def test_names_of_the_go_project_work(kplane: Kplane, environment: dict[str, str], small: str) -> None:
+def test_commands_of_go_project_work(kplane: Kplane, environment: dict[str, str], small: str) -> None:
     path = Path(environment["KUBECONFIG"])
     former = yaml.safe_load(path.read_text())["current-context"]
-    made = kplane("create", "cluster", "gopher")
-    assert made.stdout.splitlines()[-1] == "kplane-gopher"
+    result = kplane("create", "cluster", "gopher")
+    assert result.stdout.splitlines()[-1] == "kplane-gopher"
     try:
         assert yaml.safe_load(path.read_text())["current-context"] == "kplane-gopher"
-        # Also from the context of a control plane.
+        # The commands also work in the context of a control plane.
         assert "gopher" in kplane("get", "clusters").stdout
         assert kplane("config", "use-context", former).stdout == f"{former}\n"
         assert kplane("get-credentials", "gopher").stdout == "kplane-gopher\n"
@@ -99,7 +101,7 @@ def test_names_of_the_go_project_work(kplane: Kplane, environment: dict[str, str
         assert kplane("config", "use-context", "gopher").stdout == "kplane-gopher\n"
     finally:
         kplane("config", "use-context", former)
-        # Without a class its data would stay.
+        # Without a class, the data would be retained.
         policy = ["--type=merge", '--patch={"spec":{"deletionPolicy":"Destroy"}}']
         patch = ["kubectl", "patch", "controlplane", "gopher", *policy]
         subprocess.run(patch, env=environment, check=True, timeout=60)

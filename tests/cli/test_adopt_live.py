@@ -1,4 +1,4 @@
-"""An API server that is there already becomes a control plane, as a person types it."""
+"""An existing API server becomes a control plane."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .typed import Kplane
 pytestmark = pytest.mark.integration
 
 
-def test_an_api_server_is_adopted_and_left(
+def test_control_plane_of_adopted_api_server_is_created_and_deleted(
     kplane: Kplane, api_server: Handle, kubectl_json: Callable[..., Any], environment: dict[str, str]
 ) -> None:
-    made = kplane("adopt", "hooli", "--kubeconfig", str(api_server.admin_kubeconfig))
-    assert made.stdout.splitlines() == ["controlplane/hooli created", "controlplane/hooli is Ready"]
+    result = kplane("adopt", "hooli", "--kubeconfig", str(api_server.admin_kubeconfig))
+    assert result.stdout.splitlines() == ["controlplane/hooli created", "controlplane/hooli is Ready"]
     try:
         assert (
             "already exists"
@@ -29,15 +29,15 @@ def test_an_api_server_is_adopted_and_left(
         )
         secret = kubectl_json("get", "secret", "hooli-endpoint", "-n", "kplane-system")
         assert secret["metadata"]["labels"] == {"controlplane.kplane.dev/allow-endpoint": "true"}
-        told = kplane("describe", "hooli").stdout
-        assert "not run by kplane: ControlPlaneEndpoint hooli" in told
+        output = kplane("describe", "hooli").stdout
+        assert "not run by kplane: ControlPlaneEndpoint hooli" in output
         namespaces = kplane("connect", "hooli", "--", "kubectl", "get", "namespaces", "-o", "name").stdout.split()
         assert "namespace/kplane-system" in namespaces
         assert "kplane does not run the apiserver" in kplane("logs", "hooli", code=1).stderr
     finally:
-        left = kplane("delete", "hooli", "--yes").stderr
+        error = kplane("delete", "hooli", "--yes").stderr
         command = "kubectl delete controlplaneendpoint hooli"
-        assert command in left
+        assert command in error
         subprocess.run(command.split(), env=environment, check=True, timeout=60)
 
 
@@ -49,7 +49,7 @@ def test_an_api_server_is_adopted_and_left(
         ({"tokenFile": "/run/token"}, "from a program or a file"),
     ],
 )
-def test_credentials_that_cannot_be_handed_on_are_refused(
+def test_adopt_refuses_credentials_it_cannot_store(
     kplane: Kplane, tmp_path: Path, user: dict[str, Any], told: str
 ) -> None:
     document = {

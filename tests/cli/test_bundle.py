@@ -1,4 +1,4 @@
-"""What a support bundle is about, and that one part that fails leaves the others."""
+"""Namespaces that a support bundle covers, and parts that fail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def namespace(name: str, *, of: str | None = None) -> dict[str, Any]:
     return {"metadata": {"name": name, "labels": {"controlplane.kplane.dev/name": of} if of else {}}}
 
 
-def test_only_namespaces_of_kplane_are_covered() -> None:
+def test_bundle_covers_only_namespaces_of_kplane() -> None:
     assert covered(survey(home="platform")) == {*OWN, "platform"}
     assert covered(survey()) == {*OWN, "kplane-system"}
     present = [
@@ -43,7 +43,7 @@ def test_only_namespaces_of_kplane_are_covered() -> None:
 @pytest.mark.parametrize(
     "failure", [Unreachable("away", kind="connect"), OSError("gone"), ValueError("odd"), KeyError("x")]
 )
-async def test_a_part_that_fails_says_so(failure: Exception) -> None:
+async def test_failed_part_is_recorded_with_its_error(failure: Exception) -> None:
     bundle = Bundle()
     async with bundle.part("objects/leases"):
         raise failure

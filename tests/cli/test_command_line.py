@@ -1,4 +1,4 @@
-"""`kplane` as typed by a person."""
+"""Help, demo directories and state directory of the command `kplane`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _kplane(*args: str | Path) -> Result:
     return CliRunner().invoke(app, [str(arg) for arg in args])
 
 
-def test_help_names_the_commands_and_loads_nothing_heavy() -> None:
+def test_help_lists_commands_without_heavy_imports() -> None:
     program = (
         "import sys\n"
         "from kplane.cli.main import app\n"
@@ -47,7 +47,7 @@ def test_help_names_the_commands_and_loads_nothing_heavy() -> None:
         assert command in result.stdout
 
 
-def test_demo_down_is_fine_where_nothing_runs(tmp_path: Path) -> None:
+def test_demo_down_succeeds_if_no_demo_exists(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kplane.cli.main", "demo-down", "--directory", str(tmp_path / "never")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0
@@ -55,7 +55,7 @@ def test_demo_down_is_fine_where_nothing_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["demo", "demo-down"])
-def test_takes_no_directory_with_files_of_others(tmp_path: Path, command: str) -> None:
+def test_demo_commands_refuse_directory_with_foreign_files(tmp_path: Path, command: str) -> None:
     precious = tmp_path / "precious"
     precious.write_text("mine")
     result = _kplane(command, "--directory", tmp_path)
@@ -64,7 +64,7 @@ def test_takes_no_directory_with_files_of_others(tmp_path: Path, command: str) -
     assert precious.read_text() == "mine"
 
 
-def test_refuses_a_second_demo_over_the_same_directory(tmp_path: Path) -> None:
+def test_second_demo_in_same_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / DEMO_MARKER).touch()
     with lock.hold(tmp_path):
         result = _kplane("demo", "--directory", tmp_path)
@@ -72,7 +72,7 @@ def test_refuses_a_second_demo_over_the_same_directory(tmp_path: Path) -> None:
     assert f"kplane demo-down --directory {tmp_path}" in " ".join(result.stdout.split())
 
 
-def test_keeps_state_where_the_desktop_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_default_directory_follows_xdg_state_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert default_directory() == tmp_path / "kplane" / "demo"
     monkeypatch.delenv("XDG_STATE_HOME")

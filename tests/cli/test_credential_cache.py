@@ -1,4 +1,4 @@
-"""Credentials of control planes are kept privately, and go when a client or the clock says so."""
+"""The credential cache: private files, expiry, and removal of credentials that an API server refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> object:
-    """`client(name)` becomes the process that asks."""
+    """`client(name)` sets the identity of the process that asks for a credential."""
     return lambda name: monkeypatch.setattr(credential_cache, "_client", lambda: name)
 
 
@@ -54,21 +54,21 @@ def test_credential_is_handed_out_to_each_client_once(client) -> None:
     client("first")
     assert hand_out(UID) is None
     kept()
-    # The first client got it as it was kept; that it asks again says that the API server answered 401.
+    # The first client got the credential when it was kept. A second request means that the API server answered 401.
     assert hand_out(UID) is None
     client("second")
     assert token_of(hand_out(UID)) == "a.b.c"
     assert hand_out(UID) is None
     client("third")
     assert token_of(hand_out(UID)) == "a.b.c"
-    # A new credential is good for all of them.
+    # A new credential is valid for all clients.
     client("second")
     kept()
     client("third")
     assert token_of(hand_out(UID)) == "a.b.c"
 
 
-def test_client_gets_credential_again_when_its_own_has_ended(client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_gets_credential_again_after_its_own_expires(client, monkeypatch: pytest.MonkeyPatch) -> None:
     client("first")
     kept()
     now = time.time()
@@ -78,7 +78,7 @@ def test_client_gets_credential_again_when_its_own_has_ended(client, monkeypatch
 
 
 def test_credential_is_valid_for_more_than_ten_minutes() -> None:
-    """The official Python client asks 5 minutes before the end, at 300 s for each request."""
+    """The official Python client refreshes 5 minutes before the expiry: with 300 s, on each request."""
     answer = json.loads(keep(UID, '"token": "a"', issued=time.time(), expires=time.time() + HOUR))
     expires = datetime.fromisoformat(answer["status"]["expirationTimestamp"]).timestamp()
     assert 600 < expires - time.time() <= 900
@@ -87,18 +87,18 @@ def test_credential_is_valid_for_more_than_ten_minutes() -> None:
 @pytest.mark.parametrize(
     ("life", "asks_after", "is_refused"), [(3600, 590, True), (3600, 610, False), (400, 150, True)]
 )
-def test_client_that_asks_before_the_end_gets_kept_credential(
+def test_credential_is_refused_to_client_that_asks_too_early(
     client, monkeypatch: pytest.MonkeyPatch, life: float, asks_after: float, is_refused: bool
 ) -> None:
     client("first")
     kept(life)
     now = time.time()
     monkeypatch.setattr(credential_cache.time, "time", lambda: now + asks_after)
-    # An early request without a reason of the clock is one after 401.
+    # A request long before the expiry means that the API server answered 401.
     assert (hand_out(UID) is None) is is_refused
 
 
-def test_credential_is_fetched_after_two_thirds_of_its_life(client) -> None:
+def test_cached_credential_is_unused_after_two_thirds_of_its_life(client) -> None:
     client("first")
     kept(age=0.65 * HOUR)
     client("second")
@@ -107,25 +107,25 @@ def test_credential_is_fetched_after_two_thirds_of_its_life(client) -> None:
     kept(age=0.68 * HOUR)
     client("second")
     assert hand_out(UID) is None
-    # Without a management cluster it serves until its end.
+    # If the management cluster is unreachable, the credential is used until its expiry.
     assert token_of(hand_out_last(UID)) == "a.b.c"
     kept(age=1.01 * HOUR)
     assert hand_out_last(UID) is None
 
 
-def test_expiration_is_never_after_the_end_of_the_credential() -> None:
+def test_expiration_timestamp_is_not_after_end_of_credential() -> None:
     answer = json.loads(keep(UID, '"token": "a"', issued=0.0, expires=1_000_000_000.0))
     assert answer["apiVersion"] == "client.authentication.k8s.io/v1"
     assert answer["status"]["expirationTimestamp"] == "2001-09-09T01:46:40Z"
 
 
-def test_credential_without_uid_is_valid_until_its_own_end() -> None:
+def test_credential_without_uid_has_expiry_of_its_token() -> None:
     ending = token(issued=0.0, expires=1_000_000_000.0)
     answer = json.loads(print_credential(ClusterConfig(server="https://x", token=ending), uid=None))
     assert answer["status"]["expirationTimestamp"] == "2001-09-09T01:46:40Z"
 
 
-def test_forgotten_credential_is_fetched(client) -> None:
+def test_forgotten_credential_is_not_handed_out(client) -> None:
     client("first")
     kept()
     client("second")
@@ -134,14 +134,14 @@ def test_forgotten_credential_is_fetched(client) -> None:
     forget(UID)
 
 
-def test_files_are_private(directory: Path) -> None:
+def test_cache_directory_and_files_are_private(directory: Path) -> None:
     kept()
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()} == {0o600}
     assert sorted(path.name for path in directory.iterdir()) == [UID, f"{UID}.clients"]
 
 
-def test_files_of_former_control_planes_are_removed(directory: Path) -> None:
+def test_keep_removes_old_files_of_other_control_planes(directory: Path) -> None:
     kept()
     long_ago = time.time() - 31 * 86400.0
     for path in directory.iterdir():
@@ -150,7 +150,7 @@ def test_files_of_former_control_planes_are_removed(directory: Path) -> None:
     assert sorted(path.name for path in directory.iterdir()) == ["0-0", "0-0.clients"]
 
 
-def test_files_that_others_can_read_are_not_used(client, directory: Path) -> None:
+def test_files_that_others_can_read_and_symlinks_are_not_used(client, directory: Path) -> None:
     client("first")
     kept()
     client("second")
@@ -166,13 +166,13 @@ def test_files_that_others_can_read_are_not_used(client, directory: Path) -> Non
 
 
 @pytest.mark.parametrize("uid", ["", "../../etc/passwd", "a/b", ".", "A" * 65])
-def test_uid_is_no_path(uid: str, tmp_path: Path) -> None:
+def test_uid_that_is_no_file_name_is_not_cached(uid: str, tmp_path: Path) -> None:
     assert token_of(keep(uid, '"token": "a"', issued=0.0, expires=time.time() + HOUR)) == "a"
     assert hand_out(uid) is None
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_record_of_clients_is_bounded(client, directory: Path) -> None:
+def test_record_of_2000_clients_stays_below_20_kib(client, directory: Path) -> None:
     client("first")
     kept()
     for number in range(2000):
@@ -181,14 +181,14 @@ def test_record_of_clients_is_bounded(client, directory: Path) -> None:
     assert (directory / f"{UID}.clients").stat().st_size < 20 * 1024
 
 
-def test_token_is_kept_by_its_claims() -> None:
+def test_token_with_time_claims_is_cached() -> None:
     now = time.time()
     config = ClusterConfig(server="https://x", token=token(issued=now, expires=now + HOUR))
     assert token_of(print_credential(config, uid=UID)) == config.token
     assert token_of(hand_out_last(UID)) == config.token
 
 
-def test_credential_of_unknown_life_is_not_kept() -> None:
+def test_token_without_readable_claims_is_not_cached() -> None:
     assert token_of(print_credential(ClusterConfig(server="https://x", token="opaque"), uid=UID)) == "opaque"
     assert hand_out_last(UID) is None
 
@@ -204,14 +204,14 @@ def test_plugin_answers_from_the_cache_without_heavy_imports(directory: Path) ->
         "runpy.run_module('kplane.cli.credential', run_name='__main__')\n"
         "print(sorted({'typer', 'json', 'asyncio', 'pathlib', 'yaml'} & set(sys.modules)), file=sys.stderr)\n"
     )
-    # The test itself is the parent, and has the credential already: a shell in between is another client.
+    # The test process has the credential already. The shell between test and plugin counts as another client.
     command = ["/bin/sh", "-c", f'"{sys.executable}" -E -P -c "$0"; true', program]
-    done = subprocess.run(command, env=os.environ, capture_output=True, text=True, check=True, timeout=60)
-    assert token_of(done.stdout) == good
-    assert done.stderr == "[]\n"
+    result = subprocess.run(command, env=os.environ, capture_output=True, text=True, check=True, timeout=60)
+    assert token_of(result.stdout) == good
+    assert result.stderr == "[]\n"
 
 
-def test_plugin_names_files_by_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_entry_has_absolute_kubeconfig_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     entry = plugin_entry("acme", uid=None, internal=True, context="kplane", kubeconfigs=[Path("config")])
     assert entry["env"] == [{"name": "KUBECONFIG", "value": str(tmp_path / "config")}]
@@ -219,9 +219,12 @@ def test_plugin_names_files_by_absolute_paths(tmp_path: Path, monkeypatch: pytes
     assert "--uid" not in entry["args"]
 
 
-def test_former_plugin_is_renewed() -> None:
-    former = {"command": "/old/python", "args": ["-m", "kplane.cli.main", "credential", "acme", "--context", "kplane"]}
-    renewed = renew_plugin(former)
+def test_renew_plugin_updates_only_old_entry_of_kplane() -> None:
+    old_entry = {
+        "command": "/old/python",
+        "args": ["-m", "kplane.cli.main", "credential", "acme", "--context", "kplane"],
+    }
+    renewed = renew_plugin(old_entry)
     assert renewed == {
         "command": sys.executable,
         "args": ["-E", "-P", "-m", "kplane.cli.credential", "acme", "--context", "kplane"],
@@ -230,7 +233,7 @@ def test_former_plugin_is_renewed() -> None:
     assert renew_plugin({"command": "aws", "args": ["eks", "get-token"]}) is None
 
 
-def test_credential_is_fetched_when_a_clock_that_was_ahead_kept_it(client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credential_kept_by_clock_ahead_is_not_handed_out(client, monkeypatch: pytest.MonkeyPatch) -> None:
     client("first")
     ahead = time.time_ns() + 2 * 86400 * 10**9
     with monkeypatch.context() as patch:

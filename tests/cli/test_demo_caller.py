@@ -1,4 +1,4 @@
-"""The demo's caller counts the answers of APIs, and finds a request that got none."""
+"""The demo's caller counts answers of APIs and reports requests without an answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.tls_server import serve_over_tls
 
 
 class Api:
-    """Counts the requests for namespaces, and answers them as long as `broken` is not set."""
+    """Counts requests for namespaces, and answers each request unless `broken` is set."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -49,7 +49,7 @@ async def config(api: Api, tmp_path: Path) -> AsyncIterator[ClusterConfig]:
         yield served
 
 
-async def test_calls_each_api_at_least_once(api: Api, config: ClusterConfig) -> None:
+async def test_caller_calls_each_api_at_least_once(api: Api, config: ClusterConfig) -> None:
     caller = Caller([config, config])
     async with caller.calling():
         pass
@@ -57,7 +57,9 @@ async def test_calls_each_api_at_least_once(api: Api, config: ClusterConfig) -> 
     assert caller.answered == api.requests == 2
 
 
-async def test_counts_each_answer(api: Api, config: ClusterConfig, eventually: Callable[..., Awaitable[Any]]) -> None:
+async def test_caller_counts_each_answer(
+    api: Api, config: ClusterConfig, eventually: Callable[..., Awaitable[Any]]
+) -> None:
     caller = Caller([config])
     async with caller.calling():
         await eventually(lambda: caller.answered > 3)
@@ -65,7 +67,7 @@ async def test_counts_each_answer(api: Api, config: ClusterConfig, eventually: C
     assert caller.answered == api.requests
 
 
-async def test_a_request_without_an_answer_is_an_error(
+async def test_failed_request_fails_verification(
     api: Api, config: ClusterConfig, eventually: Callable[..., Awaitable[Any]]
 ) -> None:
     caller = Caller([config])
@@ -80,19 +82,19 @@ async def test_a_request_without_an_answer_is_an_error(
         caller.verify()
 
 
-async def test_a_server_that_is_gone_is_an_error(config: ClusterConfig) -> None:
-    gone = ClusterConfig(server="https://127.0.0.1:9", ca_data=config.ca_data, token="secret")
-    caller = Caller([gone])
+async def test_unreachable_server_fails_verification(config: ClusterConfig) -> None:
+    unreachable = ClusterConfig(server="https://127.0.0.1:9", ca_data=config.ca_data, token="secret")
+    caller = Caller([unreachable])
     async with caller.calling():
         pass
     with pytest.raises(DemoFailed, match=r"1 of 1 got none; the first: https://127\.0\.0\.1:9: Client"):
         caller.verify()
 
 
-async def test_each_request_is_sent_once(
+async def test_caller_does_not_retry_request_without_answer(
     api: Api, config: ClusterConfig, eventually: Callable[..., Awaitable[Any]]
 ) -> None:
-    """aiohttp would send it again, and the lost one would not be seen."""
+    """A retry by aiohttp would hide the lost request."""
     caller = Caller([config])
     async with caller.calling():
         await eventually(lambda: caller.answered > 1)

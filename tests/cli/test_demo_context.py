@@ -1,4 +1,4 @@
-"""The demo's context comes into the user's kubeconfig, and leaves it as it was."""
+"""The demo adds its context to the user's kubeconfig and restores the former context."""
 
 from __future__ import annotations
 
@@ -66,21 +66,21 @@ def handle(tmp_path: Path) -> Handle:
 
 
 def read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(path.read_text())
-    return found
+    document: dict[str, Any] = yaml.safe_load(path.read_text())
+    return document
 
 
-def test_the_former_context_is_current_again_afterwards(kubeconfig: Path, handle: Handle) -> None:
+def test_leave_restores_former_context(kubeconfig: Path, handle: Handle) -> None:
     kubeconfig.write_text(yaml.safe_dump(OTHERS))
     context.enter(handle)
-    held = read(kubeconfig)
-    assert held["current-context"] == context.CONTEXT
-    assert {each["name"] for each in held["contexts"]} == {"work", "other", context.CONTEXT}
+    document = read(kubeconfig)
+    assert document["current-context"] == context.CONTEXT
+    assert {entry["name"] for entry in document["contexts"]} == {"work", "other", context.CONTEXT}
     context.leave(handle.directory)
     assert read(kubeconfig) == OTHERS
 
 
-def test_a_context_that_was_chosen_meanwhile_stays(kubeconfig: Path, handle: Handle) -> None:
+def test_leave_keeps_context_chosen_meanwhile(kubeconfig: Path, handle: Handle) -> None:
     kubeconfig.write_text(yaml.safe_dump(OTHERS))
     context.enter(handle)
     kubeconfig.write_text(yaml.safe_dump(read(kubeconfig) | {"current-context": "other"}))
@@ -88,31 +88,31 @@ def test_a_context_that_was_chosen_meanwhile_stays(kubeconfig: Path, handle: Han
     assert read(kubeconfig)["current-context"] == "other"
 
 
-def test_works_without_a_kubeconfig(kubeconfig: Path, handle: Handle) -> None:
+def test_enter_and_leave_work_without_kubeconfig(kubeconfig: Path, handle: Handle) -> None:
     context.enter(handle)
     assert read(kubeconfig)["current-context"] == context.CONTEXT
     context.leave(handle.directory)
     assert read(kubeconfig)["contexts"] == []
 
 
-def test_a_former_context_that_is_gone_is_not_chosen(kubeconfig: Path, handle: Handle) -> None:
+def test_leave_does_not_select_deleted_former_context(kubeconfig: Path, handle: Handle) -> None:
     kubeconfig.write_text(yaml.safe_dump(OTHERS))
     context.enter(handle)
-    held = read(kubeconfig)
-    held["contexts"] = [each for each in held["contexts"] if each["name"] != "work"]
-    kubeconfig.write_text(yaml.safe_dump(held))
+    document = read(kubeconfig)
+    document["contexts"] = [entry for entry in document["contexts"] if entry["name"] != "work"]
+    kubeconfig.write_text(yaml.safe_dump(document))
     context.leave(handle.directory)
     assert read(kubeconfig)["current-context"] == ""
 
 
-def test_a_demo_without_a_context_leaves_the_kubeconfig_alone(kubeconfig: Path, tmp_path: Path) -> None:
+def test_leave_without_context_keeps_kubeconfig_unchanged(kubeconfig: Path, tmp_path: Path) -> None:
     text = "# mine\n" + yaml.safe_dump(OTHERS)
     kubeconfig.write_text(text)
     context.leave(tmp_path)
     assert kubeconfig.read_text() == text
 
 
-def test_leaving_twice_is_leaving_once(kubeconfig: Path, handle: Handle) -> None:
+def test_second_leave_does_not_restore_context_again(kubeconfig: Path, handle: Handle) -> None:
     kubeconfig.write_text(yaml.safe_dump(OTHERS))
     context.enter(handle)
     context.leave(handle.directory)
@@ -121,7 +121,7 @@ def test_leaving_twice_is_leaving_once(kubeconfig: Path, handle: Handle) -> None
     assert read(kubeconfig)["current-context"] == ""
 
 
-def test_the_context_of_a_demo_elsewhere_stays(kubeconfig: Path, handle: Handle, tmp_path: Path) -> None:
+def test_leave_keeps_context_of_other_demo(kubeconfig: Path, handle: Handle, tmp_path: Path) -> None:
     kubeconfig.write_text(yaml.safe_dump(OTHERS))
     context.enter(handle)
     (tmp_path / "second").mkdir()
@@ -137,14 +137,14 @@ def test_the_context_of_a_demo_elsewhere_stays(kubeconfig: Path, handle: Handle,
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_next_demo_or_its_failure_gives_the_former_context_back(
+def test_next_demo_restores_context_before_crashed_demo(
     kubeconfig: Path, handle: Handle, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    """A demo that crashed has not left its context, and the next one deletes what it remembers."""
-    seen = []
+    """A crashed demo leaves its context behind, and the next demo deletes the record of the former context."""
+    contexts = []
 
     def step(directory: Path, **options: object) -> None:
-        seen.append(read(kubeconfig)["current-context"])
+        contexts.append(read(kubeconfig)["current-context"])
         context.enter(handle)
         if fails:
             raise DemoFailed("no")
@@ -157,11 +157,11 @@ def test_the_next_demo_or_its_failure_gives_the_former_context_back(
     monkeypatch.setattr(run, "_run", step)
     monkeypatch.setattr("signal.signal", lambda *args: None)
     assert run.run_demo(handle.directory, clean=False, count=5) == fails
-    assert seen == ["work"]
+    assert contexts == ["work"]
     assert read(kubeconfig)["current-context"] == ("work" if fails else context.CONTEXT)
 
 
-def test_a_kubeconfig_that_cannot_be_changed_keeps_no_demo_running(
+def test_demo_down_succeeds_if_kubeconfig_is_locked(
     kubeconfig: Path, handle: Handle, capsys: pytest.CaptureFixture[str]
 ) -> None:
     context.enter(handle)
@@ -172,7 +172,7 @@ def test_a_kubeconfig_that_cannot_be_changed_keeps_no_demo_running(
     assert "remove it by `kubectl config delete-context kplane.demo`" in capsys.readouterr().out.replace("\n", " ")
 
 
-def test_the_next_commands_work_in_this_shell(handle: Handle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_next_commands_use_paths_of_this_shell(handle: Handle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("shutil.which", lambda program: f"/bin/{program}")
     look, connect, end = context.next_commands(handle, shown=("acme", "globex"), connect="acme", entered=True)
     assert look == "kubectl --context kplane.demo get controlplanes acme globex"
@@ -187,14 +187,14 @@ def test_the_next_commands_work_in_this_shell(handle: Handle, monkeypatch: pytes
     assert connect.startswith(".venv/bin/kplane connect")
 
 
-def test_the_next_commands_work_without_the_context(handle: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_commands_without_context_name_the_kubeconfig(handle: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda program: f"/bin/{program}")
     look, connect, _ = context.next_commands(handle, shown=("acme",), connect="acme", entered=False)
     assert look == f"kubectl --kubeconfig {handle.admin_kubeconfig} get controlplanes acme"
     assert connect == f"KUBECONFIG={handle.admin_kubeconfig} kplane connect acme -- kubectl get namespaces"
 
 
-def test_a_kubeconfig_that_cannot_be_changed_ends_no_verified_demo(
+def test_verified_demo_keeps_running_if_kubeconfig_is_locked(
     kubeconfig: Path, handle: Handle, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def verify(*args: object, **options: object) -> None:
@@ -220,6 +220,6 @@ def test_a_kubeconfig_that_cannot_be_changed_ends_no_verified_demo(
     assert "All processes have ended" not in output
 
 
-def test_the_default_directory_needs_no_flag(handle: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_commands_omit_default_directory(handle: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kplane.cli.demo.context.default_directory", lambda: handle.directory)
     assert "--directory" not in context.next_commands(handle, shown=("acme",), connect="acme", entered=True)[2]

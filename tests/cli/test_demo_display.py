@@ -1,4 +1,4 @@
-"""What a person reads while the demo runs."""
+"""Output of the demo while its steps run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _display(steps: int, *, terminal: bool) -> tuple[Display, io.StringIO]:
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_numbers_steps_and_says_what_they_have_shown(terminal: bool) -> None:
+def test_display_numbers_steps_and_prints_their_proof(terminal: bool) -> None:
     display, output = _display(3, terminal=terminal)
     with display.step("Begin [here]") as proof:
         proof.show("Has begun [here]", "two\nlines", "and one")
@@ -33,7 +33,7 @@ def test_numbers_steps_and_says_what_they_have_shown(terminal: bool) -> None:
     assert re.search(r"✗ 3/3  Go wrong: FAILED +0\.0 s$", text, re.MULTILINE)
 
 
-def test_the_times_stand_below_each_other() -> None:
+def test_durations_of_steps_are_aligned() -> None:
     display, output = _display(2, terminal=False)
     for sentence in ("Short", "Quite a bit longer than the one before"):
         with display.step("Title") as proof:
@@ -42,7 +42,7 @@ def test_the_times_stand_below_each_other() -> None:
     assert len(first) == len(second)
 
 
-def test_writes_each_step_once_where_there_is_no_terminal() -> None:
+def test_step_is_printed_once_without_terminal() -> None:
     display, output = _display(1, terminal=False)
     with display.step("Only"):
         assert output.getvalue() == ""
@@ -50,7 +50,7 @@ def test_writes_each_step_once_where_there_is_no_terminal() -> None:
     assert "\x1b" not in output.getvalue()
 
 
-def test_keeps_long_lines_whole_so_that_commands_can_be_copied() -> None:
+def test_long_lines_are_not_wrapped_without_terminal() -> None:
     display, output = _display(1, terminal=False)
     display.note("kubectl " + "x" * 300)
     assert len(output.getvalue().splitlines()) == 1

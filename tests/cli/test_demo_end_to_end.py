@@ -21,7 +21,7 @@ from kplane.embedded import lock
 from kplane.embedded.daemon import end
 from kplane.workloads import find_processes
 
-# One after the other: each starts ten API servers and controller managers.
+# The tests run serially: each demo starts ten API servers and controller managers.
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
@@ -64,7 +64,7 @@ def verified(output: str) -> list[str]:
 
 
 @pytest.mark.timeout(900)
-def test_clean_it_verifies_every_step_and_leaves_nothing(
+def test_clean_demo_verifies_every_step_and_removes_its_data(
     directory: Path, environment: dict[str, str], kubeconfig: Path
 ) -> None:
     result = run(*KPLANE, "demo", "--clean", "--directory", str(directory), environment=environment, seconds=850)
@@ -82,7 +82,7 @@ def test_clean_it_verifies_every_step_and_leaves_nothing(
 
 
 @pytest.mark.timeout(400)
-def test_is_interrupted_without_leaving_anything(
+def test_interrupted_demo_leaves_no_processes_or_kubeconfig(
     directory: Path, environment: dict[str, str], kubeconfig: Path
 ) -> None:
     demo = subprocess.Popen(
@@ -110,7 +110,7 @@ def test_is_interrupted_without_leaving_anything(
 
 
 @pytest.mark.timeout(900)
-def test_it_runs_until_demo_down_and_the_next_commands_work(
+def test_demo_runs_until_demo_down_and_next_commands_work(
     directory: Path, environment: dict[str, str], kubeconfig: Path
 ) -> None:
     result = run(
@@ -121,9 +121,9 @@ def test_it_runs_until_demo_down_and_the_next_commands_work(
     assert lock.holder(directory) is not None
     look, connect, down = (line.strip() for line in result.stdout.splitlines()[-3:])
 
-    looked = run("bash", "-c", look, environment=environment, seconds=60)
-    assert looked.returncode == 0, looked.stderr
-    rows = [line.split()[:3] for line in looked.stdout.splitlines()[1:]]
+    listing = run("bash", "-c", look, environment=environment, seconds=60)
+    assert listing.returncode == 0, listing.stderr
+    rows = [line.split()[:3] for line in listing.stdout.splitlines()[1:]]
     assert rows == [
         ["acme", "Virtual", "Ready"],
         ["globex", "Dedicated", "Ready"],

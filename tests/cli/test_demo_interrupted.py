@@ -17,7 +17,7 @@ from kplane.cli.demo.down import end_demo
 from kplane.cli.errors import DemoFailed, DemoRefused
 from kplane.embedded.daemon import Daemon
 
-# As `run_demo` is run, with a step that takes long in the place of the steps.
+# Runs `run_demo` with a single long step instead of the real steps.
 PROGRAM = """
 import sys, time
 from pathlib import Path
@@ -35,10 +35,10 @@ sys.exit(run.run_demo(Path(sys.argv[1]), clean=False, count=5))
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The directories whose processes were ended."""
-    found: list[Path] = []
-    monkeypatch.setattr(run, "end", found.append)
+    directories: list[Path] = []
+    monkeypatch.setattr(run, "end", directories.append)
     monkeypatch.setattr("signal.signal", lambda *args: None)
-    return found
+    return directories
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_terminal")
 @pytest.mark.parametrize("error", [DemoFailed("no"), KeyboardInterrupt()])
-def test_what_cannot_be_printed_does_not_keep_processes_running(
+def test_failed_output_does_not_keep_processes_running(
     error: BaseException, ended: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def fail(*args: object, **options: object) -> None:
@@ -64,7 +64,7 @@ def test_what_cannot_be_printed_does_not_keep_processes_running(
 
 
 @pytest.mark.usefixtures("no_terminal", "ended")
-def test_the_daemon_is_stopped_if_its_logs_cannot_be_printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_daemon_is_stopped_if_its_logs_cannot_be_printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stopped = []
 
     class Failing(Daemon):
@@ -99,7 +99,7 @@ def start(directory: Path, *, hangup: signal.Handlers) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
-def test_ends_with_its_terminal(number: signal.Signals, tmp_path: Path) -> None:
+def test_demo_ends_on_hangup_and_termination(number: signal.Signals, tmp_path: Path) -> None:
     with start(tmp_path / "demo", hangup=signal.SIG_DFL) as demo:
         demo.send_signal(number)
         demo.send_signal(signal.SIGHUP)
@@ -108,7 +108,7 @@ def test_ends_with_its_terminal(number: signal.Signals, tmp_path: Path) -> None:
     assert "All processes have ended" in output
 
 
-def test_outlives_its_terminal_if_it_is_asked_to(tmp_path: Path) -> None:
+def test_demo_with_ignored_hangup_survives_its_terminal(tmp_path: Path) -> None:
     with start(tmp_path / "demo", hangup=signal.SIG_IGN) as demo:
         demo.send_signal(signal.SIGHUP)
         with pytest.raises(subprocess.TimeoutExpired):
@@ -117,8 +117,8 @@ def test_outlives_its_terminal_if_it_is_asked_to(tmp_path: Path) -> None:
         assert demo.wait(30) == 130
 
 
-def test_a_second_demo_does_not_end_the_first(tmp_path: Path) -> None:
-    """The first holds the directory before its daemon runs: programs may have to be downloaded first."""
+def test_second_demo_is_refused_and_keeps_the_first_running(tmp_path: Path) -> None:
+    """The first demo locks the directory before its daemon starts: a download of programs may precede."""
     directory = tmp_path / "demo"
     with start(directory, hangup=signal.SIG_DFL) as demo:
         (directory / "log").write_text("of the first")
@@ -134,7 +134,7 @@ def test_a_second_demo_does_not_end_the_first(tmp_path: Path) -> None:
             pass
 
 
-def test_demo_down_ends_a_demo_under_way(tmp_path: Path) -> None:
+def test_demo_down_ends_running_demo(tmp_path: Path) -> None:
     directory = tmp_path / "demo"
     with start(directory, hangup=signal.SIG_DFL) as demo:
         assert end_demo(directory) == 0
@@ -142,14 +142,14 @@ def test_demo_down_ends_a_demo_under_way(tmp_path: Path) -> None:
     assert not directory.exists()
 
 
-def test_a_directory_with_files_of_others_is_refused(tmp_path: Path) -> None:
+def test_directory_with_foreign_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
     with pytest.raises(DemoRefused, match="it holds files that no demo wrote"), site.hold(tmp_path):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_a_directory_is_emptied_without_what_links_lead_to(tmp_path: Path) -> None:
+def test_emptying_a_directory_does_not_follow_links(tmp_path: Path) -> None:
     directory, elsewhere = tmp_path / "demo", tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "mine").touch()

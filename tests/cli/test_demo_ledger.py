@@ -1,4 +1,4 @@
-"""The demo's ledger finds what a move lost, and what its writers were refused."""
+"""The demo's ledger reports writes that were lost or refused during a move."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OBJECTS = "/api/v1/namespaces/default/configmaps"
 
 
 class Store:
-    """ConfigMaps as an API server has them."""
+    """ConfigMaps of a fake API server."""
 
     def __init__(self) -> None:
         self.items: dict[str, dict[str, Any]] = {
@@ -31,10 +31,10 @@ class Store:
         assert request.headers["Authorization"] == "Bearer secret"
         if self.refuse("POST"):
             raise web.HTTPServiceUnavailable(text="no home")
-        made = await request.json()
-        made["metadata"]["uid"] = str(uuid.uuid4())
-        self.items[made["metadata"]["name"]] = made
-        return web.json_response(made, status=201)
+        item = await request.json()
+        item["metadata"]["uid"] = str(uuid.uuid4())
+        self.items[item["metadata"]["name"]] = item
+        return web.json_response(item, status=201)
 
     async def patch(self, request: web.Request) -> web.Response:
         assert request.content_type == "application/merge-patch+json"
@@ -59,11 +59,11 @@ async def ledger(store: Store, tmp_path: Path) -> AsyncIterator[Ledger]:
     app.router.add_post(_OBJECTS, store.create)
     app.router.add_patch(f"{_OBJECTS}/{{name}}", store.patch)
     app.router.add_get(_OBJECTS, store.read)
-    async with serve_over_tls(app, tmp_path) as config, Ledger(config) as made:
-        yield made
+    async with serve_over_tls(app, tmp_path) as config, Ledger(config) as ledger:
+        yield ledger
 
 
-async def test_accepts_objects_that_are_as_the_last_write_left_them(
+async def test_verification_passes_if_objects_match_last_write(
     store: Store, ledger: Ledger, eventually: Callable[..., Awaitable[Any]]
 ) -> None:
     await ledger.fill(10)
@@ -91,7 +91,9 @@ def _made_again(store: Store) -> None:
 
 
 @pytest.mark.parametrize("lose", [_gone, _older, _made_again])
-async def test_finds_an_object_that_lost_a_write(store: Store, ledger: Ledger, lose: Callable[[Store], None]) -> None:
+async def test_verification_names_object_that_lost_a_write(
+    store: Store, ledger: Ledger, lose: Callable[[Store], None]
+) -> None:
     await ledger.fill(10)
     lose(store)
     with pytest.raises(DemoFailed, match=r"failed to keep the data of acme: 1 of \d+ objects lost .*: entry-1 is "):
@@ -99,13 +101,13 @@ async def test_finds_an_object_that_lost_a_write(store: Store, ledger: Ledger, l
 
 
 @pytest.mark.parametrize("refused", ["POST", "PATCH"])
-async def test_reports_an_error_and_does_not_retry(store: Store, ledger: Ledger, refused: str) -> None:
-    seen: list[str] = []
+async def test_failed_write_is_reported_and_not_retried(store: Store, ledger: Ledger, refused: str) -> None:
+    attempts: list[str] = []
 
     def refuse_second(method: str) -> bool:
         if method == refused:
-            seen.append(method)
-        return method == refused and len(seen) == 2
+            attempts.append(method)
+        return method == refused and len(attempts) == 2
 
     store.refuse = refuse_second
     await ledger.fill(10)

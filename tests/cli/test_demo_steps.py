@@ -1,4 +1,4 @@
-"""Steps of the demo fail if they have shown nothing, or less than they say."""
+"""Steps of the demo fail if their result does not prove their claim."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def tenants(monkeypatch: pytest.MonkeyPatch) -> None:
 AWAKE = {name: str(ControlPlanePhase.READY) for name in (STAYS, MOVED, DESTROYED)}
 
 
-async def test_waking_three_wakes_no_other() -> None:
+async def test_wake_step_fails_if_other_control_planes_wake() -> None:
     proof = Proof("")
     await steps.wake(demo(ControlPlanes(AWAKE)), proof)
     assert "; 3 others still sleep" in proof.details[0]
@@ -82,7 +82,9 @@ async def test_waking_three_wakes_no_other() -> None:
 
 
 @pytest.mark.parametrize("empty", [None, STAYS, f"{DESTROYED}-dev"])
-async def test_neighbours_without_keys_prove_nothing(empty: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_destroy_step_fails_if_neighbours_have_no_keys(
+    empty: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     control_planes, proof = ControlPlanes({}), Proof("")
 
     async def stored(etcd: object, path: str) -> dict[str, str]:
@@ -104,7 +106,7 @@ async def test_neighbours_without_keys_prove_nothing(empty: str | None, monkeypa
 
 
 class Ledger:
-    """Stands for writes that all arrive."""
+    """Stands for a ledger whose writes all arrive."""
 
     acknowledged, slowest_seconds = 9, 0.1
 
@@ -135,7 +137,7 @@ class Ledger:
         ("Dedicated", 0, "no keys were written in its new home"),
     ],
 )
-async def test_a_move_ends_in_a_home_of_its_own_with_keys(
+async def test_move_step_fails_without_dedicated_home_and_keys(
     mode: str, keys: int, problem: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def done(*args: object, **options: object) -> None:
@@ -146,10 +148,10 @@ async def test_a_move_ends_in_a_home_of_its_own_with_keys(
     places = {"from": {"mode": "Virtual"}, "to": {"mode": "Dedicated", "slot": 1}}
     migration = {**places, "step": "Retaining", "keys": keys, "holdMilliseconds": 20}
     proof = Proof("")
-    moving = demo(ControlPlanes(AWAKE, home={"mode": mode}, migration=migration))
+    subject = demo(ControlPlanes(AWAKE, home={"mode": mode}, migration=migration))
     if problem is None:
-        await steps.move(moving, proof)
+        await steps.move(subject, proof)
         assert ": 7 keys there after " in proof.sentence
     else:
         with pytest.raises(DemoFailed, match=problem):
-            await steps.move(moving, proof)
+            await steps.move(subject, proof)

@@ -1,4 +1,4 @@
-"""The demo's checks fail where what they check is not so."""
+"""Checks of the demo: differences of keys, CRD versions, waiting and failing steps."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ def test_difference_names_keys_added_removed_and_written() -> None:
     assert difference(before, dict(before)) == []
 
 
-def test_a_prefix_is_not_that_of_a_longer_name() -> None:
+def test_prefix_does_not_match_longer_names() -> None:
     assert not prefix("initech-dev").startswith(prefix("initech"))
     assert not prefix("initechs").startswith(prefix("initech"))
 
 
 @pytest.mark.parametrize("kind", [EARLIER, LATER])
-def test_a_version_of_the_crd_accepts_its_own_objects_only(kind: OrderVersion) -> None:
-    """Same name, same group, same kind: one cluster has room for one of them."""
+def test_crd_version_accepts_only_its_own_objects(kind: OrderVersion) -> None:
+    """Both versions have the same name, group and kind, so a cluster can serve only one version."""
     definition = json.loads(kind.definition())
     (version,) = definition["spec"]["versions"]
     assert definition["metadata"]["name"] == EARLIER.crd == LATER.crd
     assert kind.api_version == f"{definition['spec']['group']}/{version['name']}"
     required = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["required"]
-    accepting = [each for each in (EARLIER, LATER) if set(required) <= set(each.example)]
+    accepting = [candidate for candidate in (EARLIER, LATER) if set(required) <= set(candidate.example)]
     assert accepting == [kind]
     assert json.loads(kind.order("first"))["spec"] == kind.example
 
 
-async def test_waiting_ends_with_the_last_thing_seen() -> None:
+async def test_wait_timeout_names_last_result() -> None:
     async def probe() -> list[str]:
         return ["Pending"]
 
@@ -51,7 +51,7 @@ async def test_waiting_ends_with_the_last_thing_seen() -> None:
         await wait_for("Pods", probe, lambda found: not found, timeout_seconds=0.0)
 
 
-async def test_waiting_outlasts_errors_of_kubectl_and_shows_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wait_retries_kubectl_errors_and_names_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kplane.cli.demo.waiting._POLL_SECONDS", 0.0)
     answers = iter([KubectlFailed("refused"), "there"])
 
@@ -70,17 +70,17 @@ async def test_waiting_outlasts_errors_of_kubectl_and_shows_the_last(monkeypatch
         await wait_for("object", failing, lambda found: True, timeout_seconds=0.0)
 
 
-def test_finds_its_examples() -> None:
+def test_example_files_of_demo_exist() -> None:
     for name in ("class.yaml", "on-demand.yaml", "deployment.yaml"):
         assert (EXAMPLES / name).is_file()
 
 
 @pytest.mark.parametrize("kind", [DemoFailed, DataError, ClientConnectionError, KubectlFailed])
-def test_a_step_that_fails_ends_the_demo_with_a_sentence(
+def test_failed_step_ends_demo_with_error_message(
     kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*args: object, **options: object) -> None:
-        # As the task group of the clients that write raises it.
+        # The task group of the writing clients raises such a group.
         raise ExceptionGroup("", [kind("failed to keep the data of globex: 1 of 500 objects")])
 
     monkeypatch.setattr("kplane.cli.demo.run._run", fail)

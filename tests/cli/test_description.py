@@ -1,4 +1,4 @@
-"""Which commands `kplane describe` names."""
+"""Commands that `kplane describe` suggests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kplane.client import ControlPlanes
 
 
 class One:
-    """Knows one control plane without anything around it."""
+    """A client with a single control plane, without registrations and snapshots."""
 
     def __init__(self, **status: Any) -> None:
         self.found = ControlPlane.model_validate(
@@ -40,17 +40,17 @@ async def described(one: One, *, context: str | None = None) -> str:
     return "\n".join(await describe_control_plane(cast("ControlPlanes", one), "acme", cluster=Management(context)))
 
 
-async def test_one_that_no_operator_has_seen() -> None:
-    told = await described(One())
-    assert "not ready: no operator has seen it yet\nnext:      kplane doctor" in told
-    assert "no controllers run; kplane register acme" in told
+async def test_unseen_control_plane_suggests_doctor_and_register() -> None:
+    text = await described(One())
+    assert "not ready: no operator has seen it yet\nnext:      kplane doctor" in text
+    assert "no controllers run; kplane register acme" in text
 
 
 @pytest.mark.parametrize("context", [None, "prod"])
-async def test_commands_name_the_cluster_that_was_asked_for(context: str | None) -> None:
+async def test_suggested_commands_name_the_given_context(context: str | None) -> None:
     option = f" --context {context}" if context is not None else ""
     conditions = [condition("Ready", "False", "ClassNotFound"), condition("Paused", "True", "Paused")]
-    told = await described(One(conditions=conditions), context=context)
-    assert f"next:      kubectl{option} get controlplaneclasses" in told
-    assert f"kplane resume acme{option}" in told
-    assert f"kplane register acme{option}" in told
+    text = await described(One(conditions=conditions), context=context)
+    assert f"next:      kubectl{option} get controlplaneclasses" in text
+    assert f"kplane resume acme{option}" in text
+    assert f"kplane register acme{option}" in text

@@ -1,4 +1,4 @@
-"""The doctor and the support bundle on a real management cluster, as a person types it."""
+"""The doctor and the support bundle on a real management cluster."""
 
 from __future__ import annotations
 
@@ -39,34 +39,34 @@ _PUBLIC = {
 
 
 def findings(kplane: Kplane, *, code: int = 0) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = json.loads(kplane("doctor", "-o", "json", code=code).stdout)["findings"]
-    return found
+    items: list[dict[str, str]] = json.loads(kplane("doctor", "-o", "json", code=code).stdout)["findings"]
+    return items
 
 
 def of(found: list[dict[str, str]], *checks: str) -> list[dict[str, str]]:
-    return [each for each in found if each["check"] in checks]
+    return [finding for finding in found if finding["check"] in checks]
 
 
-def test_a_management_cluster_that_is_well(kplane: Kplane) -> None:
-    told = json.loads(kplane("doctor", "-o", "json").stdout)
-    assert len(told["checks"]) > 15
-    # Other tests may have left data behind, and this machine its limits.
+def test_doctor_finds_no_problem_in_healthy_cluster(kplane: Kplane) -> None:
+    report = json.loads(kplane("doctor", "-o", "json").stdout)
+    assert len(report["checks"]) > 15
+    # Other tests may have left data behind, and the limits of this machine may be low.
     allowed = {"leftovers", "open-files", "inotify"}
-    assert [each for each in told["findings"] if each["check"] not in allowed] == []
+    assert [finding for finding in report["findings"] if finding["check"] not in allowed] == []
 
 
-def test_what_is_wrong_is_found_with_the_command_that_mends_it(kplane: Kplane, small: str) -> None:
+def test_doctor_names_problems_with_repair_commands(kplane: Kplane, small: str) -> None:
     kplane("create", "sick", "--class", "missing-class", "--no-wait")
     kplane("register", "well")
     try:
         deadline = time.monotonic() + 30.0
-        while not of(found := findings(kplane, code=1), "not-ready") or not of(found, "registrations"):
-            assert time.monotonic() < deadline, found
-        (sick,) = of(found, "not-ready")
+        while not of(problems := findings(kplane, code=1), "not-ready") or not of(problems, "registrations"):
+            assert time.monotonic() < deadline, problems
+        (sick,) = of(problems, "not-ready")
         assert (sick["object"], sick["command"]) == ("ControlPlane sick", "kubectl get controlplaneclasses")
         assert "ClassNotFound" in sick["problem"]
-        (lost,) = of(found, "registrations")
-        assert lost["object"] == "ControlPlaneRegistration well"
+        (registration,) = of(problems, "registrations")
+        assert registration["object"] == "ControlPlaneRegistration well"
         text = kplane("doctor", code=1).stdout
         assert "error: ControlPlane sick: Ready is False (ClassNotFound)" in text
         assert "\n  kubectl get controlplaneclasses\n" in text
@@ -75,18 +75,18 @@ def test_what_is_wrong_is_found_with_the_command_that_mends_it(kplane: Kplane, s
         kplane("delete", "sick", "--yes")
 
 
-def test_an_operator_that_does_not_answer_is_found(kplane: Kplane, management_cluster: Handle) -> None:
+def test_doctor_reports_mcm_that_does_not_answer(kplane: Kplane, management_cluster: Handle) -> None:
     (pid, *_) = find_processes(management_cluster.directory / "runtime" / "mcm")
     os.kill(pid, signal.SIGSTOP)
     try:
-        (found,) = of(findings(kplane, code=1), "programs")
+        (problem,) = of(findings(kplane, code=1), "programs")
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert found["object"] == "mcm mcm"
-    assert found["command"] == f"tail -n 20 {management_cluster.directory / 'runtime' / 'mcm' / 'log'}"
+    assert problem["object"] == "mcm mcm"
+    assert problem["command"] == f"tail -n 20 {management_cluster.directory / 'runtime' / 'mcm' / 'log'}"
 
 
-def test_a_user_with_few_rights_is_told_what_is_missing(
+def test_doctor_names_missing_rights_of_user(
     kplane: Kplane, kubectl_json: Callable[..., Any], environment: dict[str, str], tmp_path: Path
 ) -> None:
     role = ("--verb=get,list,watch", "--resource=controlplanes.controlplane.kplane.dev")
@@ -98,17 +98,17 @@ def test_a_user_with_few_rights_is_told_what_is_missing(
         token = kubectl_json("create", "token", "reader", "-n", "default")["status"]["token"]
         config["users"][0]["user"] = {"token": token}
         (tmp_path / "config").write_text(json.dumps(config))
-        told = kplane("doctor", "-o", "json", KUBECONFIG=str(tmp_path / "config")).stdout
+        output = kplane("doctor", "-o", "json", KUBECONFIG=str(tmp_path / "config")).stdout
     finally:
         for kind in ("clusterrole", "clusterrolebinding", "serviceaccount"):
             subprocess.run(["kubectl", "delete", kind, "reader"], env=environment, check=True, timeout=60)
-    rights = of(json.loads(told)["findings"], "rights")
-    assert {"secrets", "controlplaneregistrations"} <= {each["object"] for each in rights}
-    assert all("--user=system:serviceaccount:default:reader" in each["command"] for each in rights)
-    assert all(each["severity"] == "warning" for each in rights)
+    rights = of(json.loads(output)["findings"], "rights")
+    assert {"secrets", "controlplaneregistrations"} <= {finding["object"] for finding in rights}
+    assert all("--user=system:serviceaccount:default:reader" in finding["command"] for finding in rights)
+    assert all(finding["severity"] == "warning" for finding in rights)
 
 
-def test_a_support_bundle_has_no_secret_of_the_cluster(
+def test_support_bundle_contains_no_secret_of_the_cluster(
     kplane: Kplane, small: str, kubectl_json: Callable[..., Any], tmp_path: Path
 ) -> None:
     kplane("create", "bundled", "--class", small)
@@ -116,8 +116,8 @@ def test_a_support_bundle_has_no_secret_of_the_cluster(
     kplane("register", "bundled")
     file = tmp_path / "bundle.tar.gz"
     try:
-        told = kplane("support-bundle", "--file", str(file))
-        assert told.stdout == f"{file}\n"
+        result = kplane("support-bundle", "--file", str(file))
+        assert result.stdout == f"{file}\n"
         assert "File exists" in kplane("support-bundle", "--file", str(file), code=1).stderr
         secrets = kubectl_json("get", "secrets", "-A")["items"]
         static = kplane("kubeconfig", "bundled", "--static").stdout
@@ -142,21 +142,21 @@ def test_a_support_bundle_has_no_secret_of_the_cluster(
     } <= content.keys()
     assert [name for name in content if name.endswith("failed.txt")] == []
     assert "bundled" in content["objects/controlplanes.json"]
-    everything = "\n".join(content.values())
+    text = "\n".join(content.values())
     values = [
         (
-            f"{each['metadata']['namespace']}/{each['metadata']['name']}",
+            f"{item['metadata']['namespace']}/{item['metadata']['name']}",
             key,
             base64.b64decode(value).decode(errors="replace"),
         )
-        for each in secrets
-        for key, value in (each.get("data") or {}).items()
+        for item in secrets
+        for key, value in (item.get("data") or {}).items()
         if key not in _PUBLIC
     ]
     assert len(values) > 5
     for secret, key, value in values:
         for form in (value.strip(), json.dumps(value)[1:-1], base64.b64encode(value.encode()).decode()):
-            assert len(form) < 8 or form not in everything, (secret, key)
+            assert len(form) < 8 or form not in text, (secret, key)
     (token,) = [line.split()[1] for line in static.splitlines() if line.split()[:1] == ["token:"]]
-    assert token not in everything
-    assert "PRIVATE KEY" not in everything
+    assert token not in text
+    assert "PRIVATE KEY" not in text

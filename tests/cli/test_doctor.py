@@ -1,4 +1,4 @@
-"""What the doctor finds, by what it looks at."""
+"""Findings of `kplane doctor`, by check."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def survey(client: Any = None, **found: Any) -> Survey:
 
 
 def told(findings: Sequence[Finding]) -> list[tuple[str, str, str]]:
-    return [(str(each.severity), each.object, each.command) for each in findings]
+    return [(str(finding.severity), finding.object, finding.command) for finding in findings]
 
 
 VERSION = {"major": "1", "minor": "36", "gitVersion": "v1.36.3"}
@@ -92,7 +92,7 @@ READY = condition("Ready", "True", "Reconciled")
 
 
 class Api:
-    """Answers requests as an API server does. A path that it does not have is not found."""
+    """Answers requests like an API server. Unknown paths are not found."""
 
     def __init__(
         self, answers: Mapping[str, Any] | None = None, *, crds: Any = None, leases: Sequence[Any] = ()
@@ -117,10 +117,10 @@ class Api:
         assert resource is LEASES
         key, _, value = label_selector.partition("=")
         items = [
-            each
-            for each in self.leases
-            if namespace in {None, each["metadata"]["namespace"]}
-            and (not key or (key in (labels := each["metadata"]["labels"]) and value in {"", labels[key]}))
+            item
+            for item in self.leases
+            if namespace in {None, item["metadata"]["namespace"]}
+            and (not key or (key in (labels := item["metadata"]["labels"]) and value in {"", labels[key]}))
         ]
         return SimpleNamespace(items=items)
 
@@ -129,29 +129,33 @@ class Api:
 
 
 async def test_check_conditions_names_webhooks_on_leases() -> None:
-    said = "controllers run by Leases in kube-system, which wait for webhook 'guard.example.com'; exclude kube-system"
-    unguarded = condition("LeasesUnguarded", "False", "WebhooksOnLeases", said)
-    (found,) = await check_conditions(survey(control_planes=[control_plane("acme", READY, unguarded)]))
-    assert (found.severity, found.object) == (Severity.WARNING, "ControlPlane acme")
-    assert said in found.problem
-    assert found.command.startswith("kplane connect acme -- kubectl get validatingwebhookconfigurations")
+    message = (
+        "controllers run by Leases in kube-system, which wait for webhook 'guard.example.com'; exclude kube-system"
+    )
+    unguarded = condition("LeasesUnguarded", "False", "WebhooksOnLeases", message)
+    (finding,) = await check_conditions(survey(control_planes=[control_plane("acme", READY, unguarded)]))
+    assert (finding.severity, finding.object) == (Severity.WARNING, "ControlPlane acme")
+    assert message in finding.problem
+    assert finding.command.startswith("kplane connect acme -- kubectl get validatingwebhookconfigurations")
 
 
-async def test_check_not_ready_says_what_to_do_about_a_webhook_and_not_to_wait() -> None:
-    said = "setting up the control plane: mend or delete webhook 'deny.example.com'; failed calling webhook"
-    refused = condition("Ready", "False", "WebhookRefused", said, since=NOW)
-    (found,) = await check_not_ready(survey(control_planes=[control_plane("acme", refused)]))
-    assert (found.severity, "wait" in found.problem) == (Severity.ERROR, False)
-    assert "mend or delete webhook 'deny.example.com'" in found.problem
-    assert found.command.startswith("kplane connect acme -- kubectl get validatingwebhookconfigurations")
+async def test_check_not_ready_names_command_for_refusing_webhook() -> None:
+    message = "setting up the control plane: mend or delete webhook 'deny.example.com'; failed calling webhook"
+    not_ready = condition("Ready", "False", "WebhookRefused", message, since=NOW)
+    (finding,) = await check_not_ready(survey(control_planes=[control_plane("acme", not_ready)]))
+    assert (finding.severity, "wait" in finding.problem) == (Severity.ERROR, False)
+    assert "mend or delete webhook 'deny.example.com'" in finding.problem
+    assert finding.command.startswith("kplane connect acme -- kubectl get validatingwebhookconfigurations")
 
 
-async def test_check_registrations_of_a_webhook_describes_the_registration() -> None:
-    """Its name need not be that of its control plane."""
+async def test_check_registrations_suggests_describe_if_webhook_refuses() -> None:
+    """The name of a registration may differ from the name of its control plane."""
     resolved = condition("Ready", "True", "Resolved")
-    refused = condition("Running", "False", "WebhookRefused", "webhook 'guard.example.com' holds up the Lease; mend it")
-    (found,) = await check_registrations(survey(registrations=[registration("other", resolved, refused)]))
-    assert (found.severity, found.command) == (Severity.ERROR, "kubectl describe controlplaneregistration other")
+    not_running = condition(
+        "Running", "False", "WebhookRefused", "webhook 'guard.example.com' holds up the Lease; mend it"
+    )
+    (finding,) = await check_registrations(survey(registrations=[registration("other", resolved, not_running)]))
+    assert (finding.severity, finding.command) == (Severity.ERROR, "kubectl describe controlplaneregistration other")
 
 
 # Definitions
@@ -161,41 +165,41 @@ SERVED = {"/apis/controlplane.kplane.dev/v1alpha1": {"resources": [{"name": kind
 
 
 def definitions() -> dict[str, Any]:
-    return {each["metadata"]["name"]: each for each in copy.deepcopy(crd_manifests())}
+    return {crd["metadata"]["name"]: crd for crd in copy.deepcopy(crd_manifests())}
 
 
 def properties(crd: Any) -> Any:
     return crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
 
 
-async def test_definitions_of_this_version_are_fine() -> None:
+async def test_check_definitions_accepts_crds_of_this_version() -> None:
     assert await check_definitions(survey(Api(SERVED, crds=definitions()))) == []
-    # A user who may not read them learns no more than that they are served.
+    # Without permission to read CRDs, the check sees only that the API server serves the kinds.
     assert await check_definitions(survey(Api(SERVED))) == []
 
 
-async def test_definitions_that_are_missing() -> None:
-    (found,) = await check_definitions(survey(Api()))
-    assert (found.severity, found.command) == (Severity.ERROR, "kplane init")
-    some = {next(iter(SERVED)): {"resources": next(iter(SERVED.values()))["resources"][:-1]}}
-    (found,) = await check_definitions(survey(Api(some)))
-    assert (found.object, found.command) == (
+async def test_check_definitions_reports_missing_crds() -> None:
+    (finding,) = await check_definitions(survey(Api()))
+    assert (finding.severity, finding.command) == (Severity.ERROR, "kplane init")
+    partial = {next(iter(SERVED)): {"resources": next(iter(SERVED.values()))["resources"][:-1]}}
+    (finding,) = await check_definitions(survey(Api(partial)))
+    assert (finding.object, finding.command) == (
         "CustomResourceDefinition controlplanesnapshots.controlplane.kplane.dev",
         "kplane upgrade",
     )
 
 
-def test_definitions_of_other_versions() -> None:
+def test_compare_reports_crds_of_other_versions() -> None:
     name = "controlplanes.controlplane.kplane.dev"
-    ours = definitions()[name]
-    older, newer, unserved, other = (copy.deepcopy(ours) for _ in range(4))
+    current = definitions()[name]
+    older, newer, unserved, other = (copy.deepcopy(current) for _ in range(4))
     del properties(older)["spec"]["properties"]["migration"]
     properties(newer)["spec"]["properties"]["future"] = {"type": "string"}
     unserved["spec"]["versions"][0]["served"] = False
     properties(other)["spec"]["x-kubernetes-validations"][0]["rule"] = "true"
-    assert compare(ours, ours, command="mend") is None
-    compared = [compare(each, ours, command="mend") for each in (older, unserved, newer, other)]
-    assert [(each.severity, each.problem[:70], each.command) for each in compared if each is not None] == [
+    assert compare(current, current, command="mend") is None
+    compared = [compare(item, current, command="mend") for item in (older, unserved, newer, other)]
+    assert [(item.severity, item.problem[:70], item.command) for item in compared if item is not None] == [
         (Severity.ERROR, "is older than this kplane: it lacks .spec.migration, .spec.migration.p", "mend"),
         (Severity.ERROR, "version v1alpha1 is not served", "mend"),
         (Severity.WARNING, "is newer than this kplane: it also has .spec.future", "pip install --upgrade kplane"),
@@ -209,28 +213,28 @@ def test_definitions_of_other_versions() -> None:
     ("program", "command"),
     [("0.0.1", "kplane upgrade"), (OWN, "kplane upgrade"), ("999.0.0", "pip install --upgrade kplane")],
 )
-async def test_the_older_of_two_versions_is_changed(program: str, command: str) -> None:
+async def test_findings_upgrade_the_older_of_cli_and_programs(program: str, command: str) -> None:
     crds = definitions()
-    changed = properties(crds["controlplanes.controlplane.kplane.dev"])["spec"]
-    changed["x-kubernetes-validations"][0]["rule"] = "true"
+    schema = properties(crds["controlplanes.controlplane.kplane.dev"])["spec"]
+    schema["x-kubernetes-validations"][0]["rule"] = "true"
     programs = Programs(replica(Program.OPERATOR, version=program), replica(Program.MCM, version=program))
-    (found,) = await check_definitions(survey(Api(SERVED, crds=crds), programs=programs))
-    assert found.command == command
+    (finding,) = await check_definitions(survey(Api(SERVED, crds=crds), programs=programs))
+    assert finding.command == command
     told_of_programs = await check_programs(survey(programs=programs))
-    assert {each.command for each in told_of_programs} == ({command} if program != OWN else set())
+    assert {item.command for item in told_of_programs} == ({command} if program != OWN else set())
 
 
-async def test_processes_are_not_upgraded_by_a_chart() -> None:
+async def test_findings_for_local_processes_suggest_restart() -> None:
     programs = Programs(replica(Program.OPERATOR, version="0.0.1"))
     programs.start = programs.upgrade = "kplane down && kplane up"
-    some = {next(iter(SERVED)): {"resources": []}}
-    (missing,) = await check_definitions(survey(Api(some), programs=programs))
+    partial = {next(iter(SERVED)): {"resources": []}}
+    (missing,) = await check_definitions(survey(Api(partial), programs=programs))
     absent, old = await check_programs(survey(programs=programs))
-    assert {each.command for each in (missing, absent, old)} == {"kplane down && kplane up"}
+    assert {finding.command for finding in (missing, absent, old)} == {"kplane down && kplane up"}
 
 
 @pytest.mark.parametrize(("minor", "count"), [("29+", 1), ("30", 0), ("36", 0)])
-async def test_an_old_management_cluster(minor: str, count: int) -> None:
+async def test_check_kubernetes_reports_versions_before_1_30(minor: str, count: int) -> None:
     version = {"major": "1", "minor": minor, "gitVersion": f"v1.{minor}.0"}
     assert len(await check_kubernetes(survey(Api({"/version": version})))) == count
 
@@ -261,12 +265,12 @@ def replica(program: Program, **more: Any) -> Replica:
     return Replica(**{"program": program, "name": f"{program}-0", "version": OWN, "look": "look"} | more)
 
 
-async def test_programs_that_do_not_run() -> None:
-    (found,) = await check_programs(survey(missing=["ControlPlane"]))
-    assert (found.severity, found.command) == (Severity.ERROR, "kplane init")
-    (found,) = await check_programs(survey())
-    assert (found.severity, found.command.split()[:2]) == (Severity.WARNING, ["kubectl", "get"])
-    assert "run elsewhere, or not at all" in found.problem
+async def test_check_programs_reports_missing_stopped_and_old_programs() -> None:
+    (finding,) = await check_programs(survey(missing=["ControlPlane"]))
+    assert (finding.severity, finding.command) == (Severity.ERROR, "kplane init")
+    (finding,) = await check_programs(survey())
+    assert (finding.severity, finding.command.split()[:2]) == (Severity.WARNING, ["kubectl", "get"])
+    assert "run elsewhere, or not at all" in finding.problem
     assert await check_programs(survey(unread={"Pod": "refused"})) == []
     programs = Programs(
         replica(Program.OPERATOR, problem="its process does not run"),
@@ -281,7 +285,7 @@ async def test_programs_that_do_not_run() -> None:
     assert await check_programs(survey(programs=Programs(replica(Program.OPERATOR), replica(Program.MCM)))) == []
 
 
-async def test_credentials_of_controllers_that_ended_are_told_by_the_operator() -> None:
+async def test_expired_controllers_credentials_are_reported() -> None:
     series = {("acme", "controllers"): -5, ("globex", "controllers"): 5, ("initech", "kubeconfig"): -5}
     metrics = "# TYPE kplane_credentials_expiry_seconds gauge\n" + "".join(
         f'kplane_credentials_expiry_seconds{{control_plane="{name}",secret="{secret}"}} {value}\n'
@@ -294,48 +298,48 @@ async def test_credentials_of_controllers_that_ended_are_told_by_the_operator() 
     assert await check_controllers_credentials(survey()) == []
 
 
-async def test_credentials_of_controllers_are_not_checked_if_the_operator_cannot_be_asked() -> None:
+async def test_credentials_check_warns_if_operator_is_unreachable() -> None:
     class Closed(Programs):
         async def ask(self, asked: Replica, path: str) -> str:
             raise Unreachable("no answer in time", kind="timeout")
 
-    (found,) = await check_controllers_credentials(survey(programs=Closed(replica(Program.OPERATOR))))
-    assert told([found]) == [("warning", "operator operator-0", "look")]
-    assert "not checked: no answer in time" in found.problem
-    assert "networkPolicy.metricsFrom" in found.problem
+    (finding,) = await check_controllers_credentials(survey(programs=Closed(replica(Program.OPERATOR))))
+    assert told([finding]) == [("warning", "operator operator-0", "look")]
+    assert "not checked: no answer in time" in finding.problem
+    assert "networkPolicy.metricsFrom" in finding.problem
 
 
 def lease(name: str, renewed: datetime | None, *, holder: str = "one", gateway: bool = False) -> dict[str, Any]:
     spec = {"holderIdentity": holder, "leaseDurationSeconds": 10, "renewTime": at(renewed)} if renewed else {}
-    own = {"controlplane.kplane.dev/gateway": "true"} if gateway else {"app.kubernetes.io/part-of": "kplane"}
+    labels = {"controlplane.kplane.dev/gateway": "true"} if gateway else {"app.kubernetes.io/part-of": "kplane"}
     place = GATEWAY_NAMESPACE if gateway else "kube-system"
-    return {"metadata": {"name": name, "namespace": place, "labels": own}, "spec": spec}
+    return {"metadata": {"name": name, "namespace": place, "labels": labels}, "spec": spec}
 
 
-async def test_leases_that_are_not_renewed() -> None:
+async def test_check_leader_reports_lease_that_is_not_renewed() -> None:
     assert ended(lease("a", NOW), now=NOW) == ""
     assert ended(lease("a", NOW - timedelta(seconds=15)), now=NOW) == ""
     assert ended(lease("a", None), now=NOW) == "it has no holder"
     assert ended(lease("a", NOW + timedelta(days=2)), now=NOW).endswith("which is in the future")
     leases = [lease("kplane-operator", LONG_AGO), lease("other-operator", LONG_AGO)]
     programs = Programs(replica(Program.OPERATOR))
-    (found,) = await check_leader(survey(Api(leases=leases), programs=programs))
-    assert found.object == "Lease kube-system/kplane-operator"
-    assert "one renewed it last at 2026-11-26 11:00:00 UTC" in found.problem
-    # The clock of the API server counts: with it an hour behind, nothing is wrong.
+    (finding,) = await check_leader(survey(Api(leases=leases), programs=programs))
+    assert finding.object == "Lease kube-system/kplane-operator"
+    assert "one renewed it last at 2026-11-26 11:00:00 UTC" in finding.problem
+    # The clock of the API server counts. If that clock is an hour behind, the Lease is valid.
     assert await check_leader(survey(Api(leases=leases), programs=programs, ahead=-timedelta(hours=1))) == []
 
 
-async def test_gateways_are_missed_only_if_none_is_left() -> None:
+async def test_check_gateways_reports_only_if_no_gateway_renews() -> None:
     def gateways(**renewed: datetime | None) -> Api:
-        found = [lease(name, moment, gateway=True) for name, moment in renewed.items()]
-        return Api(leases=[lease("kplane-operator", NOW), *found])
+        leases = [lease(name, moment, gateway=True) for name, moment in renewed.items()]
+        return Api(leases=[lease("kplane-operator", NOW), *leases])
 
     assert await check_gateways(survey(gateways())) == []
-    # The operator waits for none of those that ended, and their Leases stay for a while.
+    # The operator does not wait for gateways that ended. Their Leases remain for a while.
     assert await check_gateways(survey(gateways(one=LONG_AGO, two=NOW))) == []
-    (found,) = await check_gateways(survey(gateways(one=LONG_AGO, two=None)))
-    assert (found.severity, found.object) == (Severity.WARNING, "Lease kplane-gateway/one, kplane-gateway/two")
+    (finding,) = await check_gateways(survey(gateways(one=LONG_AGO, two=None)))
+    assert (finding.severity, finding.object) == (Severity.WARNING, "Lease kplane-gateway/one, kplane-gateway/two")
 
 
 # Rights
@@ -352,7 +356,7 @@ def reviews(*refused: tuple[str, str], user: str = "jane") -> dict[str, Any]:
     }
 
 
-async def test_rights_that_are_missing_come_with_a_grant() -> None:
+async def test_check_rights_suggests_grant_for_missing_rights() -> None:
     assert await check_rights(survey(Api(reviews()))) == []
     api = Api(reviews(("list", "controlplanes"), ("watch", "controlplanes"), ("get", "secrets")))
     essential, secrets = await check_rights(survey(api, control_planes=[control_plane("acme")]))
@@ -364,7 +368,7 @@ async def test_rights_that_are_missing_come_with_a_grant() -> None:
         " kplane-cli-controlplanes-list --clusterrole=kplane-cli-controlplanes-list --user=jane"
     )
     assert secrets.severity is Severity.WARNING
-    # Never those of the whole cluster.
+    # The grant never covers Secrets of the whole cluster.
     assert secrets.command == (
         "kubectl create role kplane-cli-secrets-get -n kplane-cp-acme --verb=get --resource=secrets"
         " && kubectl create rolebinding kplane-cli-secrets-get -n kplane-cp-acme --role=kplane-cli-secrets-get"
@@ -375,20 +379,20 @@ async def test_rights_that_are_missing_come_with_a_grant() -> None:
     assert secrets.command.endswith("--user='jane doe; rm'")
 
 
-async def test_secrets_are_asked_for_where_they_are() -> None:
-    asked = []
+async def test_check_rights_reviews_each_resource_in_its_namespace() -> None:
+    requests = []
 
     def review(body: Any) -> Any:
-        asked.append(body["spec"]["resourceAttributes"])
+        requests.append(body["spec"]["resourceAttributes"])
         return {"status": {"allowed": True}}
 
     api = Api({"/apis/authorization.k8s.io/v1/selfsubjectaccessreviews": review})
     programs = Programs(replica(Program.OPERATOR))
     await check_rights(survey(api, control_planes=[control_plane("acme")], programs=programs))
-    assert len(asked) == sum(len(each.verbs) for each in NEEDED)
-    assert [each.get("namespace") for each in asked if each["resource"] == "secrets"] == ["kplane-cp-acme"]
+    assert len(requests) == sum(len(item.verbs) for item in NEEDED)
+    assert [item.get("namespace") for item in requests if item["resource"] == "secrets"] == ["kplane-cp-acme"]
     of_pods = {
-        (each["subresource"], each["verb"]): each.get("namespace") for each in asked if each["resource"] == "pods"
+        (item["subresource"], item["verb"]): item.get("namespace") for item in requests if item["resource"] == "pods"
     }
     assert of_pods == {
         ("", "get"): "kplane-cp-acme",
@@ -399,10 +403,10 @@ async def test_secrets_are_asked_for_where_they_are() -> None:
     }
 
 
-async def test_what_could_not_be_read_was_not_checked() -> None:
-    found, classes = await check_unread(survey(unread={"Namespace": "403: no", "ControlPlaneClass": "no"}))
-    assert (found.severity, "403: no" in found.problem) == (Severity.WARNING, True)
-    assert [found.command, classes.command] == [
+async def test_check_unread_reports_kinds_that_could_not_be_read() -> None:
+    namespaces, classes = await check_unread(survey(unread={"Namespace": "403: no", "ControlPlaneClass": "no"}))
+    assert (namespaces.severity, "403: no" in namespaces.problem) == (Severity.WARNING, True)
+    assert [namespaces.command, classes.command] == [
         "kubectl get namespaces -A",
         "kubectl get controlplaneclasses -A",
     ]
@@ -411,11 +415,11 @@ async def test_what_could_not_be_read_was_not_checked() -> None:
 # Control planes
 
 
-async def test_control_planes_that_are_not_ready_are_grouped_by_reason() -> None:
+async def test_check_not_ready_groups_control_planes_by_reason() -> None:
     missing = condition("Ready", "False", "ClassNotFound", "there is no class small")
     starting = condition("Ready", "False", "Provisioning", "kube-apiserver starts", since=NOW)
     stuck = condition("Ready", "False", "Provisioning", "kube-apiserver starts")
-    found = await check_not_ready(
+    findings = await check_not_ready(
         survey(
             control_planes=[
                 control_plane("well", READY),
@@ -428,7 +432,7 @@ async def test_control_planes_that_are_not_ready_are_grouped_by_reason() -> None
             ]
         )
     )
-    assert told(found) == [
+    assert told(findings) == [
         (
             "error",
             "ControlPlane classless-0, classless-1, classless-2, classless-3, classless-4 and 2 more",
@@ -438,38 +442,38 @@ async def test_control_planes_that_are_not_ready_are_grouped_by_reason() -> None
         ("error", "ControlPlane unseen", "kubectl get pods -A -l app.kubernetes.io/component=operator"),
         ("error", "ControlPlane held", "kplane describe held"),
     ]
-    assert found[0].problem == (
+    assert findings[0].problem == (
         "Ready is False (ClassNotFound): there is no class small; create the class, or name another"
     )
-    assert "it waits in step DeletingData: etcd is away" in found[3].problem
+    assert "it waits in step DeletingData: etcd is away" in findings[3].problem
 
 
-async def test_the_token_of_retained_data_is_in_no_finding() -> None:
+async def test_findings_omit_adoption_token_of_retained_data() -> None:
     retained = control_plane("acme", condition("Ready", "False", "DataRetained"))
-    kept = namespace("kplane-cp-acme", of="acme", retained="true", **{"adoption-token": "the-token"})
-    (found,) = await check_not_ready(survey(control_planes=[retained], namespaces=[kept]))
-    (left,) = await check_leftovers(survey(namespaces=[kept]))
-    assert left.object == "Namespace kplane-cp-acme"
-    assert "the-token" not in repr([found, left])
-    assert found.command == (
+    retained_namespace = namespace("kplane-cp-acme", of="acme", retained="true", **{"adoption-token": "the-token"})
+    (finding,) = await check_not_ready(survey(control_planes=[retained], namespaces=[retained_namespace]))
+    (leftover,) = await check_leftovers(survey(namespaces=[retained_namespace]))
+    assert leftover.object == "Namespace kplane-cp-acme"
+    assert "the-token" not in repr([finding, leftover])
+    assert finding.command == (
         'kubectl annotate controlplane acme controlplane.kplane.dev/adopt="$(kubectl get namespace kplane-cp-acme'
         " -o jsonpath='{.metadata.annotations.controlplane\\.kplane\\.dev/adoption-token}')\""
     )
 
 
-async def test_stuck_namespace_that_keeps_a_control_plane_awake_is_found() -> None:
+async def test_check_conditions_reports_stuck_namespace() -> None:
     why = "kept awake, because namespace shop is being deleted: Discovery failed"
     stuck = control_plane("acme", READY, condition("Hibernated", "False", "NamespaceStuck", why, since=NOW))
-    (found,) = await check_conditions(survey(control_planes=[stuck]))
+    (finding,) = await check_conditions(survey(control_planes=[stuck]))
     command = "kplane connect acme -- kubectl get namespaces,apiservices"
-    assert (found.severity, found.object, found.command) == (Severity.WARNING, "ControlPlane acme", command)
-    assert why in found.problem
+    assert (finding.severity, finding.object, finding.command) == (Severity.WARNING, "ControlPlane acme", command)
+    assert why in finding.problem
     job = control_plane("globex", READY, condition("Hibernated", "False", "KeptAwake", "a Job runs"))
     assert await check_conditions(survey(control_planes=[job])) == []
 
 
-async def test_what_is_not_as_asked_for_is_a_warning() -> None:
-    found = await check_conditions(
+async def test_check_conditions_warns_about_degraded_control_planes() -> None:
+    findings = await check_conditions(
         survey(
             control_planes=[
                 control_plane("full", READY, condition("StorageSufficient", "False", "StorageQuotaReached")),
@@ -484,7 +488,7 @@ async def test_what_is_not_as_asked_for_is_a_warning() -> None:
             ]
         )
     )
-    assert told(found) == [
+    assert told(findings) == [
         ("warning", "ControlPlane full", "kplane describe full"),
         ("warning", "ControlPlane bare", "kplane describe bare"),
         ("warning", "ControlPlane blocked", "kplane move blocked --abort"),
@@ -492,14 +496,14 @@ async def test_what_is_not_as_asked_for_is_a_warning() -> None:
     ]
 
 
-async def test_credentials_that_end() -> None:
+async def test_check_credentials_reports_expired_and_expiring() -> None:
     short = ControlPlaneClass.model_validate({"metadata": {"name": "short"}, "spec": {"auth": {"lifetime": "10m"}}})
 
     def ending(name: str, minutes: int, *, class_name: str | None = None) -> Any:
         spec = {"classRef": {"name": class_name}} if class_name else {}
         return control_plane(name, READY, spec=spec, credentialsExpireAt=at(NOW + timedelta(minutes=minutes)))
 
-    found = await check_credentials(
+    findings = await check_credentials(
         survey(
             classes=[short],
             control_planes=[
@@ -512,23 +516,23 @@ async def test_credentials_that_end() -> None:
             ],
         )
     )
-    assert told(found) == [
+    assert told(findings) == [
         ("error", "ControlPlane over", "kplane describe over"),
         ("warning", "ControlPlane shorter, soon", "kplane describe soon"),
     ]
 
 
-# What is beside control planes
+# Endpoints, registrations and snapshots
 
 
-async def test_endpoints_that_do_not_answer() -> None:
-    refused = condition("Reachable", "False", "EndpointUnreachable", "connection refused")
-    found = await check_endpoints(
+async def test_check_endpoints_reports_invalid_unreachable_and_contested() -> None:
+    unreachable = condition("Reachable", "False", "EndpointUnreachable", "connection refused")
+    findings = await check_endpoints(
         survey(
             endpoints=[
                 endpoint("well", READY, condition("Reachable", "True", "Answered")),
                 endpoint("asleep", READY, condition("Reachable", "False", "Hibernated")),
-                endpoint("away", READY, refused),
+                endpoint("away", READY, unreachable),
                 endpoint(
                     "wrong", condition("Ready", "False", "EndpointInvalid"), condition("Reachable", "Unknown", "x")
                 ),
@@ -536,18 +540,18 @@ async def test_endpoints_that_do_not_answer() -> None:
             ]
         )
     )
-    assert told(found) == [
+    assert told(findings) == [
         ("error", "ControlPlaneEndpoint wrong", "kubectl get controlplaneendpoints -o wide"),
         ("error", "ControlPlaneEndpoint away", "kubectl describe controlplaneendpoint away"),
         ("warning", "ControlPlaneEndpoint contested", "kubectl describe controlplaneendpoint contested"),
     ]
-    assert "connection refused" in found[1].problem
+    assert "connection refused" in findings[1].problem
 
 
-async def test_registrations_that_wait_or_do_not_run() -> None:
+async def test_check_registrations_reports_waiting_failed_and_orphaned() -> None:
     ready = condition("Ready", "True", "Resolved")
     sleeping = control_plane("sleeper", READY, hibernation={"since": at(LONG_AGO), "reason": "Idle"})
-    found = await check_registrations(
+    findings = await check_registrations(
         survey(
             control_planes=[control_plane("acme", READY), sleeping],
             registrations=[
@@ -561,31 +565,31 @@ async def test_registrations_that_wait_or_do_not_run() -> None:
             ],
         )
     )
-    assert told(found) == [
+    assert told(findings) == [
         ("error", "ControlPlaneRegistration taken", "kubectl describe controlplaneregistration taken"),
         ("error", "ControlPlaneRegistration crashes", "kubectl describe controlplaneregistration crashes"),
         ("error", "ControlPlaneRegistration lost", "kplane unregister lost"),
     ]
 
 
-async def test_snapshots_that_are_not_made() -> None:
+async def test_check_snapshots_reports_stuck_and_failed_snapshots() -> None:
     def snapshot(name: str, reason: str, *, since: datetime = LONG_AGO) -> Any:
         status = {"conditions": [condition("Ready", "False", reason, since=since)]}
         spec = {"controlPlaneRef": {"name": "acme"}}
         return ControlPlaneSnapshot.model_validate({"metadata": {"name": name}, "spec": spec, "status": status})
 
     snapshots = [snapshot("a", "NoSnapshotStorage"), snapshot("b", "Saving", since=NOW)]
-    (found,) = await check_snapshots(survey(snapshots=snapshots))
-    assert told([found]) == [
+    (finding,) = await check_snapshots(survey(snapshots=snapshots))
+    assert told([finding]) == [
         ("warning", "ControlPlaneSnapshot a", "kplane upgrade --set 'etcd.backup.recipients={age1...}'")
     ]
-    assert "[" not in found.problem
+    assert "[" not in finding.problem
     processes = Programs()
     processes.namespace = None
-    (found,) = await check_snapshots(survey(snapshots=snapshots, programs=processes))
-    assert found.command == "kplane down && kplane up"
-    (found,) = await check_snapshots(survey(snapshots=[snapshot("c", "SnapshotFailed")], programs=processes))
-    assert found.command == "kubectl describe controlplanesnapshot c"
+    (finding,) = await check_snapshots(survey(snapshots=snapshots, programs=processes))
+    assert finding.command == "kplane down && kplane up"
+    (finding,) = await check_snapshots(survey(snapshots=[snapshot("c", "SnapshotFailed")], programs=processes))
+    assert finding.command == "kubectl describe controlplanesnapshot c"
 
 
 def saved(name: str, *, of: str, uid: str, minutes_ago: int, phase: str = "Completed") -> Any:
@@ -600,13 +604,15 @@ def saved(name: str, *, of: str, uid: str, minutes_ago: int, phase: str = "Compl
 
 def lost(name: str, **options: Any) -> Any:
     # The operator's message is longer than a finding of a condition shows.
-    told = condition("Ready", "False", "DataLost", f"failed to find the data of the control plane: {'x' * 300}")
-    found = control_plane(name, told, **options)
-    return found.model_copy(update={"metadata": found.metadata.model_copy(update={"uid": f"uid-of-{name}"})})
+    not_ready = condition("Ready", "False", "DataLost", f"failed to find the data of the control plane: {'x' * 300}")
+    lost_control_plane = control_plane(name, not_ready, **options)
+    return lost_control_plane.model_copy(
+        update={"metadata": lost_control_plane.metadata.model_copy(update={"uid": f"uid-of-{name}"})}
+    )
 
 
 async def test_lost_data_names_newest_snapshot_and_command_to_accept() -> None:
-    looked = survey(
+    observation = survey(
         control_planes=[lost("acme", dataIdentity="5f0c0f6e")],
         snapshots=[
             saved("older", of="acme", uid="uid-of-acme", minutes_ago=90),
@@ -616,22 +622,22 @@ async def test_lost_data_names_newest_snapshot_and_command_to_accept() -> None:
             saved("neighbour", of="other", uid="uid-of-other", minutes_ago=1),
         ],
     )
-    # One finding, by the check of its own alone.
-    assert not await check_not_ready(looked)
-    (found,) = await check_lost_data(looked)
+    # Only the check for lost data reports this control plane.
+    assert not await check_not_ready(observation)
+    (finding,) = await check_lost_data(observation)
     annotation = "controlplane.kplane.dev/accept-data-loss=5f0c0f6e"
-    assert told([found]) == [
+    assert told([finding]) == [
         ("error", "ControlPlane acme", f"kubectl annotate controlplane acme {annotation} --overwrite")
     ]
-    assert "newest of 2026-11-26 11:00 UTC" in found.problem
-    assert "kplane backup restore newest acme" in found.problem
+    assert "newest of 2026-11-26 11:00 UTC" in finding.problem
+    assert "kplane backup restore newest acme" in finding.problem
 
 
-async def test_lost_data_without_identity_or_snapshot_are_accepted_by_uid() -> None:
+async def test_lost_data_without_identity_is_accepted_by_uid() -> None:
     deleted = lost("gone", deleted=NOW)
-    (found,) = await check_lost_data(survey(control_planes=[lost("acme"), deleted, control_plane("well", READY)]))
-    assert found.command.endswith("accept-data-loss=uid-of-acme --overwrite")
-    assert "there is no Completed one" in found.problem
+    (finding,) = await check_lost_data(survey(control_planes=[lost("acme"), deleted, control_plane("well", READY)]))
+    assert finding.command.endswith("accept-data-loss=uid-of-acme --overwrite")
+    assert "there is no Completed one" in finding.problem
     (unread,) = await check_lost_data(
         survey(control_planes=[lost("acme")], unread={"ControlPlaneSnapshot": "forbidden"})
     )
@@ -639,21 +645,21 @@ async def test_lost_data_without_identity_or_snapshot_are_accepted_by_uid() -> N
 
 
 @pytest.mark.parametrize("reason", ["KeysChanged", "KeysUnusable"])
-async def test_other_keys_are_found_with_their_entry_when_the_control_plane_sleeps(reason: str) -> None:
+async def test_changed_keys_of_sleeping_control_plane_are_an_error(reason: str) -> None:
     message = (
         "failed to use the keys of the control plane: Secret kplane-cp-acme/control-plane-authorities has another"
         " encryption.key than before; restore the Secret from a backup with the former keys"
     )
-    asleep = control_plane(
+    sleeper = control_plane(
         "acme",
         condition("Ready", "False", reason, message, since=NOW),
         condition("Hibernated", "True", "Hibernated"),
         hibernation={"since": at(LONG_AGO), "reason": "Idle"},
     )
-    (found,) = await check_not_ready(survey(control_planes=[asleep]))
-    assert (found.severity, found.object) == ("error", "ControlPlane acme")
-    assert message in found.problem
-    assert found.command.startswith("kubectl get controlplane acme -o jsonpath=")
+    (finding,) = await check_not_ready(survey(control_planes=[sleeper]))
+    assert (finding.severity, finding.object) == ("error", "ControlPlane acme")
+    assert message in finding.problem
+    assert finding.command.startswith("kubectl get controlplane acme -o jsonpath=")
 
 
 def namespace(name: str, *, of: str | None = None, deleted: bool = False, **annotations: str) -> dict[str, Any]:
@@ -666,7 +672,7 @@ def namespace(name: str, *, of: str | None = None, deleted: bool = False, **anno
     return {"metadata": metadata | ({"deletionTimestamp": at(NOW)} if deleted else {})}
 
 
-async def test_what_is_left_of_control_planes_that_are_gone() -> None:
+async def test_check_leftovers_reports_namespaces_without_control_plane() -> None:
     namespaces = [
         namespace("default"),
         namespace("kplane-system"),
@@ -677,15 +683,15 @@ async def test_what_is_left_of_control_planes_that_are_gone() -> None:
         namespace("kplane-cp-unknown", of="unknown"),
         namespace("kplane-cp-leaving", of="leaving", uid="3", deleted=True),
     ]
-    found = await check_leftovers(survey(control_planes=[control_plane("acme", READY)], namespaces=namespaces))
-    assert [(each.object, each.command.partition(" && ")[0]) for each in found] == [
+    findings = await check_leftovers(survey(control_planes=[control_plane("acme", READY)], namespaces=namespaces))
+    assert [(finding.object, finding.command.partition(" && ")[0]) for finding in findings] == [
         ("Namespace kplane-cp-kept", "kplane create kept --mode Dedicated --no-wait"),
         ("Namespace kplane-cp-gone", "kplane create gone --no-wait"),
         ("Namespace kplane-cp-strange", "kubectl delete namespace kplane-cp-strange"),
         ("Namespace kplane-cp-unknown", "kubectl get all,secrets,persistentvolumeclaims -n kplane-cp-unknown"),
     ]
-    assert {each.severity for each in found} == {Severity.WARNING}
-    # Which of them have a control plane is not known then.
+    assert {finding.severity for finding in findings} == {Severity.WARNING}
+    # Without a list of control planes, the owner of a namespace is unknown.
     assert await check_leftovers(survey(namespaces=namespaces, unread={"ControlPlane": "no"})) == []
     assert await check_leftovers(survey(namespaces=namespaces, missing=["ControlPlane"])) == []
 
@@ -709,14 +715,14 @@ async def test_what_is_left_of_control_planes_that_are_gone() -> None:
         ("pip install --upgrade kplane", "pip install --upgrade kplane"),
     ],
 )
-def test_commands_name_the_cluster_that_was_examined(command: str, expected: str) -> None:
+def test_addressed_command_names_examined_cluster(command: str, expected: str) -> None:
     assert addressed(command, cluster=Management("o")) == expected
     assert addressed(command, cluster=Management()) == command
     elsewhere = addressed(command, cluster=Management("o", "/a b"))
     assert elsewhere == expected.replace("kubectl", "KUBECONFIG='/a b' kubectl")
 
 
-async def test_all_findings_name_the_cluster() -> None:
+async def test_commands_of_findings_name_the_cluster() -> None:
     sick = control_plane("acme", condition("Ready", "False", "ClassNotFound"))
     examination = await examine(
         survey(Api({"/version": VERSION, **SERVED}), control_planes=[sick], cluster=Management("other"))
@@ -733,14 +739,14 @@ async def test_all_findings_name_the_cluster() -> None:
     ("seconds", "severity", "said"),
     [(1, None, ""), (-5, "warning", "5 s ahead of"), (5, "warning", "5 s behind"), (90, "error", "90 s behind")],
 )
-async def test_the_clock(seconds: int, severity: str | None, said: str) -> None:
-    found = await check_clock(survey(ahead=timedelta(seconds=seconds)))
-    assert [str(each.severity) for each in found] == ([severity] if severity else [])
-    assert all(said in each.problem for each in found)
+async def test_check_clock_grades_difference_by_severity(seconds: int, severity: str | None, said: str) -> None:
+    findings = await check_clock(survey(ahead=timedelta(seconds=seconds)))
+    assert [str(finding.severity) for finding in findings] == ([severity] if severity else [])
+    assert all(said in finding.problem for finding in findings)
 
 
 @pytest.mark.parametrize(("hard", "count"), [(1024, 1), (4096, 0), (-1, 0)])
-async def test_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch, hard: int, count: int) -> None:
+async def test_check_open_files_reports_low_hard_limit(monkeypatch: pytest.MonkeyPatch, hard: int, count: int) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (1024, hard))
     assert len(await check_open_files(survey())) == count
 
@@ -749,35 +755,35 @@ async def test_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch, hard: in
     ("free", "severity", "said"),
     [(18, None, ""), (17, "warning", "one more awake control plane"), (4, "error", "a gateway that starts again")],
 )
-async def test_inotify_instances_of_processes(
+async def test_check_inotify_grades_shortage_by_severity(
     monkeypatch: pytest.MonkeyPatch, free: int, severity: str | None, said: str
 ) -> None:
     command = "sudo sysctl -w fs.inotify.max_user_instances=8192"
     shortage = f"user 0 has 125 of 128 inotify instances in use; raise the limit: {command}"
     monkeypatch.setattr(machine, "inotify_shortage", lambda needed: shortage if needed > free else "")
-    found = await check_inotify(survey(programs=object.__new__(Processes)))
-    assert told(found) == ([(severity, "this machine", command)] if severity else [])
-    assert all(said in each.problem and "125 of 128" in each.problem for each in found)
+    findings = await check_inotify(survey(programs=object.__new__(Processes)))
+    assert told(findings) == ([(severity, "this machine", command)] if severity else [])
+    assert all(said in finding.problem and "125 of 128" in finding.problem for finding in findings)
     assert await check_inotify(survey()) == []
 
 
-# All of it
+# The whole examination
 
 
 @pytest.mark.parametrize("failure", [OSError("gone"), ValueError("no number"), KeyError("items")])
-async def test_a_check_that_meets_what_it_does_not_understand_is_a_warning(failure: Exception) -> None:
+async def test_unexpected_error_of_a_check_becomes_warning(failure: Exception) -> None:
     def fail(_: Any) -> Any:
         raise failure
 
     reviewing = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
     examination = await examine(survey(Api({"/version": VERSION, **SERVED, reviewing: fail})))
-    (found,) = [finding for name, finding in examination.findings if name == "rights"]
-    assert (found.severity, found.object) == (Severity.WARNING, "check rights")
-    assert "failed to check: " in found.problem
-    assert str(failure) in found.problem
+    (warning,) = [finding for name, finding in examination.findings if name == "rights"]
+    assert (warning.severity, warning.object) == (Severity.WARNING, "check rights")
+    assert "failed to check: " in warning.problem
+    assert str(failure) in warning.problem
 
 
-async def test_a_check_that_fails_is_a_warning_and_errors_come_first() -> None:
+async def test_failed_check_becomes_warning_after_errors() -> None:
     class Away(Api):
         async def list(self, resource: Any, **_: Any) -> Any:
             raise Unreachable("no answer", kind="timeout")
@@ -789,8 +795,8 @@ async def test_a_check_that_fails_is_a_warning_and_errors_come_first() -> None:
     assert examination.failed
     first, *rest = examination.findings
     assert (first[0], first[1].object) == ("not-ready", "ControlPlane acme")
-    failed = {name for name, each in rest if each.problem == "failed to check: no answer"}
-    assert failed == {"leader", "gateways"}
+    failed_checks = {name for name, finding in rest if finding.problem == "failed to check: no answer"}
+    assert failed_checks == {"leader", "gateways"}
     document = examination.to_json()
     assert document["findings"][0] == {
         "check": "not-ready",

@@ -1,4 +1,4 @@
-"""The names of the Go project's commands lead to ours."""
+"""Command names of the Go project are translated to commands of kplane."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kplane.cli.main import app
         ("cc acme", "create-cluster acme"),
         ("get clusters", "list"),
         ("get clusters -o json", "list -o json"),
-        # These are about control planes called so.
+        # In these commands, `cluster` is the name of a control plane.
         ("create cluster", "create cluster"),
         ("create cluster --no-wait", "create cluster --no-wait"),
         ("create cluster --class small", "create cluster --class small"),
@@ -34,14 +34,14 @@ from kplane.cli.main import app
         ("", ""),
     ],
 )
-def test_two_words_become_one(typed: str, run: str) -> None:
+def test_go_command_names_are_translated(typed: str, run: str) -> None:
     assert translated(typed.split()) == run.split()
 
 
-def test_help_does_not_list_them() -> None:
-    listed = CliRunner().invoke(app, ["--help"]).output
-    assert "get-credentials" not in listed
-    assert "create-cluster" not in listed
-    assert "\n  config " not in listed
+def test_help_hides_go_command_names() -> None:
+    output = CliRunner().invoke(app, ["--help"]).output
+    assert "get-credentials" not in output
+    assert "create-cluster" not in output
+    assert "\n  config " not in output
     assert CliRunner().invoke(app, ["get-credentials", "--help"]).exit_code == 0
     assert CliRunner().invoke(app, ["config", "use-context", "--help"]).exit_code == 0

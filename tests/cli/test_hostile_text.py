@@ -1,4 +1,4 @@
-"""Text of a tenant does nothing to the terminal, shell or page that shows it."""
+"""Text of tenants cannot control the terminal, shell or page that shows the text."""
 
 from __future__ import annotations
 
@@ -72,59 +72,61 @@ async def shell(script: str, folder: Path) -> str:
 
 
 def shown(text: str) -> None:
-    """Fail if a terminal would obey a character of a text that was printed."""
-    bad = [each for each in text if not each.isprintable() and each not in "\n\t"]
+    """Fail if the printed text contains a character that a terminal would obey."""
+    bad = [character for character in text if not character.isprintable() and character not in "\n\t"]
     assert not bad, text
 
 
 @pytest.mark.parametrize("text", ["", "plain", "déjà vu ✓ 日本", "a\tb\nc"])
-def test_plain_text_stays(text: str) -> None:
+def test_printable_lines_keeps_plain_text(text: str) -> None:
     assert printable_lines(text) == text
 
 
-def test_printable_is_one_line(hostile: str) -> None:
+def test_printable_returns_one_printable_line(hostile: str) -> None:
     assert printable("a\udc9bb") == r"a\udc9bb"
     assert printable(hostile).isprintable()
     shown(printable_lines(hostile))
 
 
-def test_tables_are_safe(hostile: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_escapes_hostile_text(hostile: str, capsys: pytest.CaptureFixture[str]) -> None:
     print_table(["NAME", "MESSAGE"], [["acme", hostile]])
     print_row(["acme", hostile], widths=[4, 0])
-    told = capsys.readouterr().out
-    shown(told)
-    assert len(told.splitlines()) == 3
+    output = capsys.readouterr().out
+    shown(output)
+    assert len(output.splitlines()) == 3
 
 
-def test_messages_are_safe(hostile: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_escape_hostile_text(hostile: str, capsys: pytest.CaptureFixture[str]) -> None:
     print_text(hostile)
     say(hostile, error=True)
-    told = capsys.readouterr()
-    shown(told.out)
-    shown(told.err)
+    captured = capsys.readouterr()
+    shown(captured.out)
+    shown(captured.err)
 
 
 @pytest.mark.parametrize("form", [Format.JSON, Format.YAML, Format.NAME])
-def test_objects_are_safe_and_unchanged(hostile: str, form: Format, capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_objects_escape_hostile_text_losslessly(
+    hostile: str, form: Format, capsys: pytest.CaptureFixture[str]
+) -> None:
     content = {"kind": "Event", "metadata": {"name": hostile}, "message": hostile}
     print_objects("event", [content], form=form, single=True)
-    told = capsys.readouterr().out
-    shown(told)
+    output = capsys.readouterr().out
+    shown(output)
     if form is not Format.NAME:
-        assert yaml.safe_load(told) == content
+        assert yaml.safe_load(output) == content
     if form is Format.JSON:
-        assert json.loads(told) == content
+        assert json.loads(output) == content
 
 
-def test_events_are_safe(hostile: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_event_rows_escape_hostile_text(hostile: str, capsys: pytest.CaptureFixture[str]) -> None:
     raw = {"reason": hostile, "message": hostile, "involvedObject": {"kind": hostile, "name": hostile}, "type": hostile}
     print_table(["A", "B", "C", "D", "E"], [_event_row(KubernetesEvent.read(raw))])
-    told = capsys.readouterr().out
-    shown(told)
-    assert len(told.splitlines()) == 2
+    output = capsys.readouterr().out
+    shown(output)
+    assert len(output.splitlines()) == 2
 
 
-async def test_descriptions_are_safe(hostile: str) -> None:
+async def test_description_escapes_hostile_text(hostile: str) -> None:
     condition = {
         "type": "Ready",
         "status": "False",
@@ -132,12 +134,12 @@ async def test_descriptions_are_safe(hostile: str) -> None:
         "message": hostile,
         "lastTransitionTime": "2026-11-26T01:00:00Z",
     }
-    found = ControlPlane.model_validate(
+    control_plane = ControlPlane.model_validate(
         {"metadata": {"name": "acme"}, "spec": {}, "status": {"phase": "Failed", "conditions": [condition]}}
     )
 
     async def one(_: str) -> ControlPlane:
-        return found
+        return control_plane
 
     async def none(_: str) -> list[Any]:
         return []
@@ -147,31 +149,31 @@ async def test_descriptions_are_safe(hostile: str) -> None:
     assert all(line.isprintable() for line in lines)
 
 
-def test_findings_and_blockers_are_safe(hostile: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found = error("ControlPlane acme", hostile, f"kubectl get {hostile}")
-    _print(Examination([("conditions", found)]))
+def test_findings_and_blockers_escape_hostile_text(hostile: str, capsys: pytest.CaptureFixture[str]) -> None:
+    finding = error("ControlPlane acme", hostile, f"kubectl get {hostile}")
+    _print(Examination([("conditions", finding)]))
     blocker = SimpleNamespace(message=hostile, reason="Unequal")
     plan: Any = SimpleNamespace(keys=1, bytes=1, seconds=1, hold_milliseconds=None, blockers=[blocker])
     with pytest.raises(Exception, match="1"):
         _print_plan(plan)
-    told = capsys.readouterr().out
-    shown(told)
-    assert len(told.splitlines()) == 4
+    output = capsys.readouterr().out
+    shown(output)
+    assert len(output.splitlines()) == 4
 
 
-def test_plan_of_a_move_names_webhooks_on_leases(hostile: str, capsys: pytest.CaptureFixture[str]) -> None:
-    said = {"status": "False", "reason": "WebhooksOnLeases", "message": f"guard.example.com {hostile}"}
-    condition = {"type": "LeasesUnguarded", "lastTransitionTime": "2026-11-26T01:00:00Z", **said}
+def test_move_plan_names_webhooks_on_leases(hostile: str, capsys: pytest.CaptureFixture[str]) -> None:
+    fields = {"status": "False", "reason": "WebhooksOnLeases", "message": f"guard.example.com {hostile}"}
+    condition = {"type": "LeasesUnguarded", "lastTransitionTime": "2026-11-26T01:00:00Z", **fields}
     for conditions in ([condition], []):
         body = {"metadata": {"name": "acme"}, "spec": {}, "status": {"conditions": conditions}}
         _print_lease_guards(ControlPlane.model_validate(body))
-    told = capsys.readouterr().out
-    shown(told)
-    (line,) = told.splitlines()
+    output = capsys.readouterr().out
+    shown(output)
+    (line,) = output.splitlines()
     assert line.startswith("warning: guard.example.com")
 
 
-async def test_commands_of_findings_quote_annotations(hostile: str, tmp_path: Path) -> None:
+async def test_finding_commands_quote_annotations(hostile: str, tmp_path: Path) -> None:
     metadata = {
         "name": "kplane-cp-acme",
         "labels": {"controlplane.kplane.dev/name": "acme", "controlplane.kplane.dev/retained": "true"},
@@ -179,12 +181,12 @@ async def test_commands_of_findings_quote_annotations(hostile: str, tmp_path: Pa
     }
     survey: Any = SimpleNamespace(unread={}, serves_kinds=True, owners={}, namespaces=[{"metadata": metadata}])
     [finding] = await check_leftovers(survey)
-    first = finding.command.partition(" && kubectl")[0].replace("kplane create", "printf '%s\\n'", 1)
-    await shell(first, tmp_path)
+    command = finding.command.partition(" && kubectl")[0].replace("kplane create", "printf '%s\\n'", 1)
+    await shell(command, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_live_table_is_safe(hostile: str) -> None:
+def test_live_table_escapes_hostile_text(hostile: str) -> None:
     file = io.StringIO()
     console = Console(file=file, width=400, color_system=None, force_terminal=False)
     console.print(render([Usage(name=hostile, state=hostile)], problems=[hostile]))
@@ -195,7 +197,7 @@ def test_live_table_is_safe(hostile: str) -> None:
         assert file.getvalue().count("[red]a[/red]") == 4
 
 
-def test_support_bundle_is_safe(hostile: str) -> None:
+def test_support_bundle_escapes_hostile_text(hostile: str) -> None:
     bundle = Bundle()
     bundle.add_text("programs/mcm/log.txt", hostile)
     bundle.add_json("events/default", [{"message": hostile}])
@@ -203,7 +205,7 @@ def test_support_bundle_is_safe(hostile: str) -> None:
         shown(text)
 
 
-def test_page_gets_text_of_tenants_as_data(hostile: str) -> None:
+def test_page_receives_tenant_text_as_json_data(hostile: str) -> None:
     condition = {
         "type": "Ready",
         "status": "False",
@@ -211,20 +213,20 @@ def test_page_gets_text_of_tenants_as_data(hostile: str) -> None:
         "message": hostile,
         "lastTransitionTime": "2026-11-26T01:00:00Z",
     }
-    found = ControlPlane.model_validate(
+    control_plane = ControlPlane.model_validate(
         {"metadata": {"name": "acme"}, "spec": {}, "status": {"conditions": [condition]}}
     )
-    content = json.loads(json.dumps(show_fleet([found], [], usages={})))
+    content = json.loads(json.dumps(show_fleet([control_plane], [], usages={})))
     assert content["controlPlanes"][0]["conditions"][0]["message"] == hostile
 
 
-def test_page_has_no_way_to_make_html_of_text() -> None:
+def test_page_script_has_no_function_that_renders_html() -> None:
     script = resources.files("kplane.cli.ui").joinpath("page.js").read_text()
     for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "createContextualFragment"):
         assert way not in script
 
 
-def test_each_command_prints_by_the_functions_that_make_text_safe() -> None:
+def test_commands_print_only_through_escaping_functions() -> None:
     root = Path(__file__).parents[2] / "cli" / "kplane" / "cli"
     direct = [
         f"{path.relative_to(root)}:{node.lineno}"
@@ -237,7 +239,7 @@ def test_each_command_prints_by_the_functions_that_make_text_safe() -> None:
 
 
 class Tenant:
-    """The API of a control plane, whose tenant has edited what nodes read."""
+    """API of a control plane whose tenant has edited the discovery data of nodes."""
 
     def __init__(self, discovery: str | None) -> None:
         self._discovery = discovery
@@ -272,20 +274,18 @@ async def joined(tenant: Tenant, *, authorities: list[str], join_url: str) -> st
     return await join_commands(
         cast("Client", tenant),
         control_plane=acme,
-        kubeconfigs=[published(each) for each in authorities],
+        kubeconfigs=[published(authority) for authority in authorities],
         lifetime=timedelta(hours=1),
     )
 
 
-async def test_join_commands_have_no_text_of_the_tenant(
-    hostile: str, tmp_path: Path, authorities: tuple[str, str]
-) -> None:
+async def test_join_commands_contain_no_tenant_text(hostile: str, tmp_path: Path, authorities: tuple[str, str]) -> None:
     own, gateway = authorities
     tenant = Tenant(f"{hostile}\nEND\ntouch planted\n")
     commands = await joined(tenant, authorities=[own, gateway, own], join_url="https://join.example:6443/acme")
     script = commands.replace("kubeadm join", "echo")
-    said = await shell(script, tmp_path)
-    assert said.split()[:3] == ["--discovery-file", "discovery.conf", "--tls-bootstrap-token"]
+    output = await shell(script, tmp_path)
+    assert output.split()[:3] == ["--discovery-file", "discovery.conf", "--tls-bootstrap-token"]
     assert [path.name for path in tmp_path.iterdir()] == ["discovery.conf"]
     discovery = yaml.safe_load((tmp_path / "discovery.conf").read_text())
     [cluster] = discovery["clusters"]
@@ -295,7 +295,7 @@ async def test_join_commands_have_no_text_of_the_tenant(
     assert len(tenant.created) == 1
 
 
-async def test_join_commands_need_the_add_on(authorities: tuple[str, str]) -> None:
+async def test_join_commands_without_add_on_are_refused(authorities: tuple[str, str]) -> None:
     tenant = Tenant(None)
     with pytest.raises(Refused, match="add kubeadm-join"):
         await joined(tenant, authorities=[authorities[0]], join_url="https://join.example")

@@ -1,4 +1,4 @@
-"""Which cluster `kplane init` and `kplane upgrade` act on, and what they refuse."""
+"""Target cluster and refusals of `kplane init` and `kplane upgrade`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kplane.cli.main import app
 
 
 class Helm:
-    """A program that notes how it is called, and lists one release, or none."""
+    """A fake helm that records its calls and lists the given releases."""
 
     def __init__(self, directory: Path) -> None:
         self.program = directory / "helm"
@@ -39,9 +39,9 @@ class Helm:
 
 @pytest.fixture
 def helm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Helm:
-    made = Helm(tmp_path)
-    monkeypatch.setattr(installation, "resolve", lambda **_: SimpleNamespace(path=lambda _: made.program))
-    return made
+    fake = Helm(tmp_path)
+    monkeypatch.setattr(installation, "resolve", lambda **_: SimpleNamespace(path=lambda _: fake.program))
+    return fake
 
 
 def entry(name: str, user: dict[str, Any]) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def entry(name: str, user: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("command", "charts"), [("init", []), ("upgrade", [f"kplane-{version('kplane')}"])])
-def test_with_the_context_of_a_control_plane_its_management_cluster_is_changed(
+def test_install_in_tenant_context_changes_management_cluster(
     helm: Helm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, charts: list[str]
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
@@ -69,12 +69,12 @@ def test_with_the_context_of_a_control_plane_its_management_cluster_is_changed(
     assert [call[-2:] for call in helm.calls] == [["--kube-context", "work"]] * 2
 
 
-def test_a_newer_release_is_not_replaced_by_an_older_one(helm: Helm) -> None:
+def test_upgrade_refuses_to_replace_newer_release(helm: Helm) -> None:
     helm.lists("kplane-999.0.0")
-    found = Installation.on(Management(), report=lambda _: None)
+    release = Installation.on(Management(), report=lambda _: None)
     with pytest.raises(Refused, match="pip install --upgrade kplane"):
-        found.upgrade([])
+        release.upgrade([])
     assert [call[0] for call in helm.calls] == ["list"]
     helm.lists("kplane-0.0.1")
-    found.upgrade([])
+    release.upgrade([])
     assert [call[0] for call in helm.calls] == ["list", "list", "upgrade"]

@@ -25,7 +25,7 @@ Kplane = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def bare_cluster() -> Iterator[Handle]:
-    """A cluster that has nothing of kplane, and no Pods: what is installed there never starts."""
+    """A cluster without kplane that runs no Pods, so installed programs never start."""
     with start_cluster(resolve(programs=RUNTIME_PROGRAMS), operators=False, manifests=False) as handle:
         yield handle
 
@@ -35,24 +35,29 @@ def kplane(bare_cluster: Handle, tmp_path: Path) -> Kplane:
     def run(*args: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"KUBECONFIG": str(bare_cluster.admin_kubeconfig), "HELM_CACHE_HOME": str(tmp_path)}
         command = [sys.executable, "-m", "kplane.cli.main", *args]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == code, (args, done.stdout, done.stderr)
-        return done
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        assert result.returncode == code, (args, result.stdout, result.stderr)
+        return result
 
     return run
 
 
-def test_the_chart_is_the_one_of_the_repository() -> None:
+def test_chart_is_the_chart_of_the_repository() -> None:
     assert (CHART / "Chart.yaml").samefile(Path(__file__).parents[2] / "deploy/chart/kplane/Chart.yaml")
 
 
-def test_it_is_installed_once_and_upgraded_if_it_is_there(kplane: Kplane, bare_cluster: Handle, tmp_path: Path) -> None:
+def test_init_installs_once_and_upgrade_needs_installation(
+    kplane: Kplane, bare_cluster: Handle, tmp_path: Path
+) -> None:
     kubectl = [str(bare_cluster.kubectl_program), f"--kubeconfig={bare_cluster.admin_kubeconfig}"]
 
     def images() -> dict[str, str]:
         command = [*kubectl, "get", "deployments", "-n", "kplane-system", "-o", "json"]
-        found = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)["items"]
-        return {each["metadata"]["name"]: each["spec"]["template"]["spec"]["containers"][0]["image"] for each in found}
+        deployments = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)["items"]
+        return {
+            deployment["metadata"]["name"]: deployment["spec"]["template"]["spec"]["containers"][0]["image"]
+            for deployment in deployments
+        }
 
     assert "kplane init" in kplane("upgrade", code=1).stderr
     assert "operator.image.repository" in kplane("init", code=1).stderr

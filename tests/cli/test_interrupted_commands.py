@@ -1,4 +1,4 @@
-"""Commands that are interrupted, or whose object is missing or gone, say what becomes of the change."""
+"""Messages and exit codes of commands that are interrupted or do not find their object."""
 
 from __future__ import annotations
 
@@ -94,39 +94,39 @@ def kplane(*arguments: str) -> Result:
         (["backup", "create", "acme"], "it is still being made"),
     ],
 )
-def test_interrupted_wait_says_that_the_change_continues(
+def test_interrupted_wait_reports_that_the_change_continues(
     monkeypatch: pytest.MonkeyPatch, error: Callable[[], BaseException], arguments: list[str], said: str
 ) -> None:
     Management(monkeypatch, error=error)
-    done = kplane(*arguments)
-    assert said in done.stderr
-    assert done.exit_code in {ExitCode.INTERRUPTED, ExitCode.TIMED_OUT}
+    result = kplane(*arguments)
+    assert said in result.stderr
+    assert result.exit_code in {ExitCode.INTERRUPTED, ExitCode.TIMED_OUT}
 
 
-def test_connect_to_unknown_control_plane_ends_at_once_with_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_to_unknown_control_plane_exits_without_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Management(monkeypatch, error=lambda: NotSettled("not there"))
-    done = kplane("connect", "nosuch", "--", "true")
-    assert (done.exit_code, cluster.waited) == (ExitCode.NOT_FOUND, False)
-    assert "there is no ControlPlane nosuch" in done.stderr
+    result = kplane("connect", "nosuch", "--", "true")
+    assert (result.exit_code, cluster.waited) == (ExitCode.NOT_FOUND, False)
+    assert "there is no ControlPlane nosuch" in result.stderr
 
 
-def test_delete_removes_contexts_and_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delete_removes_contexts_and_restores_former_context(monkeypatch: pytest.MonkeyPatch) -> None:
     Management(monkeypatch, error=None)
     document = kubeconfigs.with_exec_credential(PUBLISHED, name="acme", uid="0-1", context="kplane", internal=False)
     own_kubeconfig.add_context(document)
-    done = kplane("delete", "acme", "--yes")
-    assert done.exit_code == 0, done.output
-    assert "context kplane-acme is removed" in done.stderr
+    result = kplane("delete", "acme", "--yes")
+    assert result.exit_code == 0, result.output
+    assert "context kplane-acme is removed" in result.stderr
     assert own_kubeconfig.context_names() == ["kplane"]
     assert kubeconfigs.current_context() == "kplane"
 
 
-def test_delete_without_wait_names_the_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delete_without_wait_names_command_that_restores_context(monkeypatch: pytest.MonkeyPatch) -> None:
     Management(monkeypatch, error=None)
     document = kubeconfigs.with_exec_credential(PUBLISHED, name="acme", uid="0-1", context="kplane", internal=False)
     own_kubeconfig.add_context(document)
-    done = kplane("delete", "acme", "--yes", "--no-wait")
-    assert "get it back: kplane kubeconfig acme --merge" in done.stderr
+    result = kplane("delete", "acme", "--yes", "--no-wait")
+    assert "get it back: kplane kubeconfig acme --merge" in result.stderr
 
 
 @pytest.mark.parametrize("error", [KubeconfigError("the kubeconfig is empty"), PermissionError("denied")])
@@ -137,34 +137,34 @@ def test_delete_succeeds_when_contexts_cannot_be_removed(monkeypatch: pytest.Mon
         raise error
 
     monkeypatch.setattr("kplane.cli.own_kubeconfig.remove_control_plane", fail)
-    done = kplane("delete", "acme", "--yes")
-    assert (done.exit_code, done.stdout) == (0, "controlplane/acme deleted\n")
-    assert f"warning: the context of acme stays in your kubeconfig: {error}" in done.stderr
+    result = kplane("delete", "acme", "--yes")
+    assert (result.exit_code, result.stdout) == (0, "controlplane/acme deleted\n")
+    assert f"warning: the context of acme stays in your kubeconfig: {error}" in result.stderr
 
 
-def test_merge_names_the_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merge_names_command_that_restores_former_context(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Management(monkeypatch, error=None)
 
     async def kubeconfig(*_: Any, **__: Any) -> str:
         return PUBLISHED
 
     monkeypatch.setattr(cluster, "kubeconfig", kubeconfig, raising=False)
-    done = kplane("kubeconfig", "acme", "--merge")
-    assert done.stdout == "kplane-acme\n"
-    assert "back: kubectl config use-context kplane\n" in done.stderr
-    # The context was current already: there is no way back to another.
+    result = kplane("kubeconfig", "acme", "--merge")
+    assert result.stdout == "kplane-acme\n"
+    assert "back: kubectl config use-context kplane\n" in result.stderr
+    # The context is current already, so the command names no former context.
     assert "back:" not in kplane("kubeconfig", "acme", "--merge").stderr
 
 
 @pytest.mark.parametrize(("keys", "said"), [(188, "about 200 keys"), (231, "about 300 keys"), (9, "about 9 keys")])
-async def test_delete_names_no_more_digits_than_it_knows(keys: int, said: str) -> None:
+async def test_delete_rounds_up_the_number_of_keys(keys: int, said: str) -> None:
     status = {"storage": {"keys": keys, "bytes": 1}, "deletionPolicy": "Destroy"}
     control_plane = ControlPlane.model_validate({"metadata": {"name": "acme"}, "spec": {}, "status": status})
     control_planes: Any = SimpleNamespace(snapshots=Management.snapshots.__get__(control_plane))
     assert f"all its data ({said})" in await _consequences(control_planes, control_plane)
 
 
-def test_error_of_the_file_system_has_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_system_error_is_printed_without_errno(capsys: pytest.CaptureFixture[str]) -> None:
     def fail() -> None:
         Path("/proc/nosuch/file").read_text()
 

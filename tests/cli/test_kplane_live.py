@@ -1,4 +1,4 @@
-"""`kplane` against a real management cluster, as a person types it."""
+"""`kplane` against a real management cluster."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ pytestmark = pytest.mark.integration
 
 
 def eventually_said(kplane: Kplane, *args: str, word: str) -> str:
-    """The operator says it a moment later."""
+    """Repeat the command until its output contains `word`, for at most 30 s."""
     deadline = time.monotonic() + 30.0
-    while word not in (told := kplane(*args).stdout):
-        assert time.monotonic() < deadline, told
-    return told
+    while word not in (output := kplane(*args).stdout):
+        assert time.monotonic() < deadline, output
+    return output
 
 
-def test_a_life_of_a_control_plane(kplane: Kplane, small: str) -> None:
+def test_commands_cover_lifecycle_of_control_plane(kplane: Kplane, small: str) -> None:
     assert "there is no ControlPlane typed" in kplane("get", "typed", code=3).stderr
-    refused = kplane("create", "typed", "--fake-nodes", "3", code=1).stderr
-    assert "start one with `kplane up --fake-nodes`" in refused
-    made = kplane("create", "typed", "--class", small)
-    assert made.stdout.splitlines() == ["controlplane/typed created", "controlplane/typed is Hibernated"]
+    error = kplane("create", "typed", "--fake-nodes", "3", code=1).stderr
+    assert "start one with `kplane up --fake-nodes`" in error
+    result = kplane("create", "typed", "--class", small)
+    assert result.stdout.splitlines() == ["controlplane/typed created", "controlplane/typed is Hibernated"]
     assert "already exists" in kplane("create", "typed", code=1).stderr
     assert kplane("wake", "typed").stdout == "controlplane/typed is awake\n"
 
@@ -45,16 +45,16 @@ def test_a_life_of_a_control_plane(kplane: Kplane, small: str) -> None:
     assert "namespace/kube-system" in namespaces
     assert kplane("connect", "typed", "--", "echo", "a", "--", "b").stdout == "a -- b\n"
     assert kplane("connect", "typed", "--", "kubectl", "get", "nonsense", code=1).stderr
-    # Commands of kplane still find the management cluster there.
+    # Commands of kplane find the management cluster from the context of a control plane.
     assert "controlplane/typed" in kplane("connect", "typed", "--", "kplane", "list", "-o", "name").stdout.split()
     assert "no program missing" in kplane("connect", "typed", "--", "missing", code=127).stderr
     static = yaml.safe_load(kplane("kubeconfig", "typed", "--static").stdout)
     assert "exec" not in static["users"][0]["user"]
 
-    told = kplane("describe", "typed").stdout
-    assert told.startswith("typed  Ready")
-    assert f"class         {small}" in told
-    assert "kplane register typed" in told
+    output = kplane("describe", "typed").stdout
+    assert output.startswith("typed  Ready")
+    assert f"class         {small}" in output
+    assert "kplane register typed" in output
     kplane("register", "typed")
     assert "registration  typed" in kplane("describe", "typed").stdout
     kplane("unregister", "typed")
@@ -66,60 +66,58 @@ def test_a_life_of_a_control_plane(kplane: Kplane, small: str) -> None:
     assert "kplane resume typed" in eventually_said(kplane, "describe", "typed", word="paused")
     kplane("resume", "typed")
 
-    refused = kplane("delete", "typed", code=1).stderr
-    assert "all its data" in refused
-    assert "pass --yes" in refused
+    error = kplane("delete", "typed", code=1).stderr
+    assert "all its data" in error
+    assert "pass --yes" in error
     assert kplane("delete", "typed", "--yes").stdout == "controlplane/typed deleted\n"
 
 
-def test_sleep_says_at_once_what_keeps_a_control_plane_awake(kplane: Kplane, small: str) -> None:
+def test_sleep_fails_with_cause_that_keeps_control_plane_awake(kplane: Kplane, small: str) -> None:
     kplane("create", "busy", "--class", small)
     kplane("wake", "busy")
     kplane("connect", "busy", "--", "kubectl", "create", "job", "one", "--image=none")
     begun = time.monotonic()
-    told = kplane("sleep", "busy", code=1).stderr
-    assert "busy does not sleep: kept awake, because Job default/one runs" in told
-    # A former cause counts as an answer as well, after a moment in which the operator may say another.
+    output = kplane("sleep", "busy", code=1).stderr
+    assert "busy does not sleep: kept awake, because Job default/one runs" in output
+    # An old cause also counts as an answer, after a delay in which the operator may name another cause.
     assert "Job default/one runs" in kplane("sleep", "busy", code=1).stderr
     assert time.monotonic() - begun < 100
     assert "there is no ControlPlane nosuch" in kplane("connect", "nosuch", "--", "true", code=3).stderr
     kplane("delete", "busy", "--yes")
 
 
-def test_a_kubeconfig_that_is_merged_stays_valid(
-    kplane: Kplane, small: str, environment: dict[str, str], planted: Path
-) -> None:
+def test_merged_kubeconfig_stays_valid(kplane: Kplane, small: str, environment: dict[str, str], planted: Path) -> None:
     config = Path(environment["KUBECONFIG"])
     credentials = Path(environment["XDG_CACHE_HOME"], "kplane", "credentials")
     shutil.rmtree(credentials, ignore_errors=True)
     kplane("create", "merged", "--class", small)
     kplane("wake", "merged")
-    (former,) = [each["name"] for each in yaml.safe_load(config.read_text())["contexts"]]
+    (former_context,) = [entry["name"] for entry in yaml.safe_load(config.read_text())["contexts"]]
     assert kplane("kubeconfig", "merged", "--merge").stdout == "kplane-merged\n"
     try:
         kubectl = ["kubectl", "get", "--raw", "/version"]
         subprocess.run(kubectl, env=environment, cwd=planted, capture_output=True, check=True, timeout=60)
-        # Without its management cluster, the kept credential is used.
+        # If the management cluster is unreachable, the cached credential is used.
         alone = planted / "alone"
         alone.write_text(config.read_text().replace(str(config), str(planted / "absent")))
         elsewhere = environment | {"KUBECONFIG": str(alone)}
         subprocess.run(kubectl, env=elsewhere, capture_output=True, check=True, timeout=60)
-        # An API server that refuses it makes kubectl ask again: the next command has a new one.
-        kept = next(path for path in credentials.iterdir() if path.suffix == "")
-        kept.write_text(kept.read_text().replace('"token": "', '"token": "refused-'))
+        # After a refused credential, kubectl asks again, and the next command has a new credential.
+        credential = next(path for path in credentials.iterdir() if path.suffix == "")
+        credential.write_text(credential.read_text().replace('"token": "', '"token": "refused-'))
         subprocess.run(kubectl, env=environment, capture_output=True, check=False, timeout=60)
         subprocess.run(kubectl, env=environment, capture_output=True, check=True, timeout=60)
-        assert "refused-" not in kept.read_text()
-        # The context is that of the control plane now, and leads to its management cluster.
+        assert "refused-" not in credential.read_text()
+        # The current context is the control plane's, and leads to the management cluster.
         assert "merged" in kplane("get", "merged").stdout
         assert "has no kind ControlPlane" in kplane("get", "merged", "--context", "kplane-merged", code=1).stderr
     finally:
-        subprocess.run(["kubectl", "config", "use-context", former], env=environment, check=True, timeout=60)
+        subprocess.run(["kubectl", "config", "use-context", former_context], env=environment, check=True, timeout=60)
         kplane("delete", "merged", "--yes")
-    assert not kept.exists()
+    assert not credential.exists()
 
 
-def test_a_move_says_what_it_takes_and_what_stands_in_its_way(kplane: Kplane, small: str) -> None:
+def test_move_plan_names_size_and_blockers(kplane: Kplane, small: str) -> None:
     kplane("create", "planned", "--class", small)
     planned = kplane("move", "planned", "--to", "Dedicated", "--plan", code=1).stdout
     assert "keys" in planned.splitlines()[0]
@@ -133,7 +131,7 @@ def test_a_move_says_what_it_takes_and_what_stands_in_its_way(kplane: Kplane, sm
     kplane("delete", "planned", "--yes")
 
 
-def test_snapshots_are_made_and_name_what_a_restore_needs(kplane: Kplane, small: str) -> None:
+def test_snapshot_is_created_and_restore_needs_identity(kplane: Kplane, small: str) -> None:
     kplane("create", "saved", "--class", small)
     assert "saved-1 completed" in kplane("backup", "create", "saved", "--snapshot", "saved-1").stdout
     assert kplane("backup", "list", "saved").stdout.splitlines()[1].split()[:3] == ["saved-1", "saved", "Completed"]
@@ -147,5 +145,5 @@ def test_snapshots_are_made_and_name_what_a_restore_needs(kplane: Kplane, small:
     kplane("delete", "saved", "--yes")
 
 
-def test_a_cluster_that_does_not_answer_has_its_own_exit_code(kplane: Kplane, tmp_path: Path) -> None:
+def test_missing_kubeconfig_has_its_own_exit_code(kplane: Kplane, tmp_path: Path) -> None:
     assert "set KUBECONFIG" in kplane("list", code=5, KUBECONFIG=str(tmp_path / "missing")).stderr

@@ -1,4 +1,4 @@
-"""The user's own kubeconfig keeps what others wrote, and kubectl gets credentials that are the current ones."""
+"""The user's kubeconfig keeps foreign entries, and kubectl gets current credentials."""
 
 from __future__ import annotations
 
@@ -50,39 +50,39 @@ def made(name: str, *, context: str | None = "kplane") -> dict[str, Any]:
     return kubeconfigs.with_exec_credential(PUBLISHED, name=name, uid="0-1", context=context, internal=False)
 
 
-def test_what_others_wrote_stays(own: Path) -> None:
+def test_add_and_remove_context_keep_foreign_entries(own: Path) -> None:
     own_kubeconfig.add_context(entry("work"))
     own_kubeconfig.add_context(entry("kplane"))
     own_kubeconfig.add_context(made("acme"))
     own_kubeconfig.add_context(made("acme"))
     own_kubeconfig.add_context(made("globex", context="work"))
-    held = yaml.safe_load(own.read_text())
-    assert [each["name"] for each in held["contexts"]] == ["work", "kplane", "kplane-acme", "kplane-globex"]
-    assert held["current-context"] == "kplane-globex"
+    document = yaml.safe_load(own.read_text())
+    assert [item["name"] for item in document["contexts"]] == ["work", "kplane", "kplane-acme", "kplane-globex"]
+    assert document["current-context"] == "kplane-globex"
     assert stat.S_IMODE(own.stat().st_mode) == 0o600
     assert os.listdir(own.parent) == ["config"]
-    # With a management cluster, what asks it for credentials goes.
+    # The removal of a management context also removes the contexts with credentials from that cluster.
     own_kubeconfig.remove_context("kplane", is_own=lambda _: True)
-    held = yaml.safe_load(own.read_text())
-    assert [each["name"] for each in held["users"]] == ["work", "kplane-globex"]
-    assert held["current-context"] == "kplane-globex"
+    document = yaml.safe_load(own.read_text())
+    assert [item["name"] for item in document["users"]] == ["work", "kplane-globex"]
+    assert document["current-context"] == "kplane-globex"
 
 
-def test_entries_of_a_former_version_are_renewed(own: Path) -> None:
+def test_renew_plugins_updates_entries_of_old_version(own: Path) -> None:
     assert own_kubeconfig.renew_plugins() == []
-    former = made("acme")
-    plugin = former["users"][0]["user"]["exec"]
+    old_entry = made("acme")
+    plugin = old_entry["users"][0]["user"]["exec"]
     plugin["args"] = ["-m", "kplane.cli.main", "credential", "acme", "--context", "work"]
     own_kubeconfig.add_context(entry("work"))
-    # As a former version wrote it.
-    held = yaml.safe_load(own.read_text())
+    # The state that an old version wrote.
+    document = yaml.safe_load(own.read_text())
     for section in ("clusters", "users", "contexts"):
-        held[section] += former[section]
-    own.write_text(yaml.safe_dump(held | {"current-context": "kplane-acme"}))
+        document[section] += old_entry[section]
+    own.write_text(yaml.safe_dump(document | {"current-context": "kplane-acme"}))
     assert management(None) == Management("work")
     assert own_kubeconfig.renew_plugins() == [own]
     renewed = yaml.safe_load(own.read_text())
-    assert renewed["users"][0] == held["users"][0]
+    assert renewed["users"][0] == document["users"][0]
     assert renewed["users"][1]["user"]["exec"] == plugin | {
         "args": ["-E", "-P", "-m", "kplane.cli.credential", "acme", "--context", "work"]
     }
@@ -91,7 +91,7 @@ def test_entries_of_a_former_version_are_renewed(own: Path) -> None:
     assert own_kubeconfig.renew_plugins() == []
 
 
-def test_a_link_stays_a_link_and_a_lock_is_respected(own: Path, tmp_path: Path) -> None:
+def test_add_context_keeps_symlink_and_respects_lock(own: Path, tmp_path: Path) -> None:
     own.parent.mkdir()
     real = tmp_path / "real"
     real.write_text(yaml.safe_dump(entry("work")))
@@ -104,14 +104,14 @@ def test_a_link_stays_a_link_and_a_lock_is_respected(own: Path, tmp_path: Path) 
         own_kubeconfig.add_context(entry("more"))
 
 
-def test_kubectl_asks_for_the_credential_of_the_present(own: Path) -> None:
+def test_kubeconfig_has_exec_plugin_instead_of_token(own: Path) -> None:
     document = made("acme")
     assert "secret" not in kubeconfigs.to_text(document)
     plugin = document["users"][0]["user"]["exec"]
     assert plugin["command"] == sys.executable
     assert plugin["args"][-6:] == ["kplane.cli.credential", "acme", "--uid", "0-1", "--context", "kplane"]
     assert plugin["env"] == [{"name": "KUBECONFIG", "value": str(own)}]
-    # As it is at the time: a later change of the current context must not matter.
+    # The plugin keeps the context of its creation. A later change of the current context has no effect.
     own_kubeconfig.add_context(entry("work"))
     assert made("acme", context=None)["users"][0]["user"]["exec"]["args"][-1] == "work"
     answer = json.loads(print_credential(ClusterConfig.from_kubeconfig(PUBLISHED), uid=None))
@@ -119,7 +119,7 @@ def test_kubectl_asks_for_the_credential_of_the_present(own: Path) -> None:
     assert answer["status"]["expirationTimestamp"].endswith("Z")
 
 
-def test_a_command_gets_a_private_file_that_goes_with_it(tmp_path: Path) -> None:
+def test_run_with_gives_command_a_private_temporary_kubeconfig(tmp_path: Path) -> None:
     script = (
         "import os, stat, sys\n"
         "path = os.environ['KUBECONFIG']\n"
@@ -133,14 +133,14 @@ def test_a_command_gets_a_private_file_that_goes_with_it(tmp_path: Path) -> None
     assert not Path(path).exists()
 
 
-def test_the_context_of_a_control_plane_leads_to_its_management_cluster(own: Path) -> None:
+def test_control_plane_context_leads_to_its_management_cluster(own: Path) -> None:
     assert management(None) == Management()
     own_kubeconfig.add_context(entry("work"))
     assert management(None) == Management()
     own_kubeconfig.add_context(made("acme", context="work"))
     assert management(None) == Management("work")
     assert management("other") == Management("other")
-    # What is merged from there leads to the management cluster too.
+    # A kubeconfig merged in this context also leads to the management cluster.
     assert made("globex", context=None)["users"][0]["user"]["exec"]["args"][-1] == "work"
     assert own_kubeconfig.choose_context("kplane-work", "work") == "work"
     assert management(None) == Management()
@@ -149,7 +149,7 @@ def test_the_context_of_a_control_plane_leads_to_its_management_cluster(own: Pat
         own_kubeconfig.choose_context("kplane-globex", "globex")
 
 
-def test_what_is_connected_leads_to_the_kubeconfig_of_its_management_cluster(
+def test_connected_command_uses_kubeconfig_of_management_cluster(
     own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own_kubeconfig.add_context(entry("work"))
@@ -160,13 +160,13 @@ def test_what_is_connected_leads_to_the_kubeconfig_of_its_management_cluster(
     assert management(None) == Management("work", str(own))
     assert management("other") == Management("other", str(own))
     assert management("kplane-acme") == Management("kplane-acme")
-    found = management(None)
-    config = ClusterConfig.default(context=found.context, environment=found.environment)
+    target = management(None)
+    config = ClusterConfig.default(context=target.context, environment=target.environment)
     assert config.server == "https://10.0.0.1:6443"
-    # A kubeconfig that is made there leads to the same one.
+    # A kubeconfig that the connected command creates names the same kubeconfig.
     plugin = made("globex", context=None)["users"][0]["user"]["exec"]
     assert plugin["args"][-2:] == ["--context", "work"]
     assert plugin["env"] == [{"name": "KUBECONFIG", "value": str(own)}]
-    # It was moved: only this one is left.
+    # The user's kubeconfig was moved, so only the connected kubeconfig remains.
     own.unlink()
     assert management(None) == Management("work")

@@ -28,7 +28,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Running:
-    """A management cluster as its handle tells of it."""
+    """Stand-in for the handle of a running management cluster."""
 
     def __init__(self, directory: Path, *, port: int, held: contextlib.ExitStack) -> None:
         directory.mkdir()
@@ -47,13 +47,13 @@ class Running:
 
 
 def servers(path: Path) -> dict[str, str]:
-    return {each["name"]: each["cluster"]["server"] for each in yaml.safe_load(path.read_text())["clusters"]}
+    return {cluster["name"]: cluster["cluster"]["server"] for cluster in yaml.safe_load(path.read_text())["clusters"]}
 
 
 def test_second_up_keeps_context_of_first(tmp_path: Path, own: Path) -> None:
     own_kubeconfig.add_context(entry("work"))
-    with contextlib.ExitStack() as held:
-        first, second = (Running(tmp_path / name, port=port, held=held) for name, port in (("a", 1), ("b", 2)))
+    with contextlib.ExitStack() as locks:
+        first, second = (Running(tmp_path / name, port=port, held=locks) for name, port in (("a", 1), ("b", 2)))
         assert first.enter() == "kplane"
         assert second.enter() == "kplane.b"
         assert second.enter() == "kplane.b"
@@ -70,8 +70,8 @@ def test_second_up_keeps_context_of_first(tmp_path: Path, own: Path) -> None:
 @pytest.mark.parametrize("merges", [False, True])
 def test_context_before_two_ups_is_current_after_both_downs(tmp_path: Path, merges: bool) -> None:
     own_kubeconfig.add_context(entry("work"))
-    with contextlib.ExitStack() as held:
-        first, second = (Running(tmp_path / name, port=port, held=held) for name, port in (("a", 1), ("b", 2)))
+    with contextlib.ExitStack() as locks:
+        first, second = (Running(tmp_path / name, port=port, held=locks) for name, port in (("a", 1), ("b", 2)))
         first.enter()
         if merges:
             own_kubeconfig.add_context(made("acme"))
@@ -82,15 +82,15 @@ def test_context_before_two_ups_is_current_after_both_downs(tmp_path: Path, merg
     assert kubeconfigs.current_context() == "work"
 
 
-def test_up_that_was_killed_has_noted_the_former_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_up_preserves_former_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_kubeconfig.add_context(entry("work"))
 
     def add_and_die(*args: Any, **options: Any) -> None:
         own_kubeconfig.add_context(*args, **options)
         raise KeyboardInterrupt
 
-    with contextlib.ExitStack() as held:
-        first = Running(tmp_path / "a", port=1, held=held)
+    with contextlib.ExitStack() as locks:
+        first = Running(tmp_path / "a", port=1, held=locks)
         with monkeypatch.context() as patch:
             patch.setattr("kplane.cli.local_context.add_context", add_and_die)
             with pytest.raises(KeyboardInterrupt):
@@ -100,21 +100,21 @@ def test_up_that_was_killed_has_noted_the_former_context(tmp_path: Path, monkeyp
     assert kubeconfigs.current_context() == "work"
 
 
-def test_context_that_was_chosen_meanwhile_stays(tmp_path: Path) -> None:
+def test_leave_keeps_context_chosen_meanwhile(tmp_path: Path) -> None:
     own_kubeconfig.add_context(entry("work"))
     own_kubeconfig.add_context(entry("other"))
-    with contextlib.ExitStack() as held:
-        first = Running(tmp_path / "a", port=1, held=held)
+    with contextlib.ExitStack() as locks:
+        first = Running(tmp_path / "a", port=1, held=locks)
         first.enter()
         own_kubeconfig.choose_context("work")
         first.leave()
     assert kubeconfigs.current_context() == "work"
 
 
-def test_context_kplane_of_a_person_stays(tmp_path: Path, own: Path) -> None:
+def test_user_context_named_kplane_is_kept(tmp_path: Path, own: Path) -> None:
     own_kubeconfig.add_context(entry("kplane"))
-    with contextlib.ExitStack() as held:
-        first = Running(tmp_path / "a", port=1, held=held)
+    with contextlib.ExitStack() as locks:
+        first = Running(tmp_path / "a", port=1, held=locks)
         assert first.enter() == "kplane.a"
         first.leave()
     assert list(servers(own)) == ["kplane"]
@@ -122,46 +122,48 @@ def test_context_kplane_of_a_person_stays(tmp_path: Path, own: Path) -> None:
 
 
 def test_context_of_crashed_cluster_is_kept_for_its_next_up(tmp_path: Path, own: Path) -> None:
-    with contextlib.ExitStack() as held:
-        first = Running(tmp_path / "a", port=1, held=held)
+    with contextlib.ExitStack() as locks:
+        first = Running(tmp_path / "a", port=1, held=locks)
         first.enter()
-    with contextlib.ExitStack() as held:
-        assert Running(tmp_path / "b", port=2, held=held).enter() == "kplane.b"
+    with contextlib.ExitStack() as locks:
+        assert Running(tmp_path / "b", port=2, held=locks).enter() == "kplane.b"
     assert first.enter() == "kplane"
     assert servers(own) == {"kplane": "https://127.0.0.1:1", "kplane.b": "https://127.0.0.1:2"}
 
 
-def test_context_of_deleted_directory_is_taken_without_its_control_planes(tmp_path: Path, own: Path) -> None:
-    with contextlib.ExitStack() as held:
-        Running(tmp_path / "a", port=1, held=held).enter()
+def test_context_of_deleted_directory_is_reused_without_tenants(tmp_path: Path, own: Path) -> None:
+    with contextlib.ExitStack() as locks:
+        Running(tmp_path / "a", port=1, held=locks).enter()
         own_kubeconfig.add_context(made("acme"))
     shutil.rmtree(tmp_path / "a")
-    with contextlib.ExitStack() as held:
-        assert Running(tmp_path / "b", port=2, held=held).enter() == "kplane"
+    with contextlib.ExitStack() as locks:
+        assert Running(tmp_path / "b", port=2, held=locks).enter() == "kplane"
     assert servers(own) == {"kplane": "https://127.0.0.1:2"}
 
 
-def test_context_of_former_version_is_known_by_its_authority(tmp_path: Path, own: Path) -> None:
-    former = entry("kplane")
-    former["clusters"][0]["cluster"] = {"server": "https://127.0.0.1:9", "certificate-authority-data": "1"}
-    own_kubeconfig.add_context(former)
-    with contextlib.ExitStack() as held:
-        first = Running(tmp_path / "a", port=1, held=held)
+def test_context_of_old_version_is_recognized_by_its_authority(tmp_path: Path, own: Path) -> None:
+    old_entry = entry("kplane")
+    old_entry["clusters"][0]["cluster"] = {"server": "https://127.0.0.1:9", "certificate-authority-data": "1"}
+    own_kubeconfig.add_context(old_entry)
+    with contextlib.ExitStack() as locks:
+        first = Running(tmp_path / "a", port=1, held=locks)
         assert first.enter() == "kplane"
         assert servers(own) == {"kplane": first.server}
 
 
-def test_context_of_former_version_goes_with_its_cluster(tmp_path: Path, own: Path) -> None:
-    former = entry("kplane")
-    former["clusters"][0]["cluster"] = {"server": "https://127.0.0.1:1"}
-    own_kubeconfig.add_context(former)
-    with contextlib.ExitStack() as held:
-        Running(tmp_path / "a", port=1, held=held).leave()
+def test_leave_removes_context_of_old_version(tmp_path: Path, own: Path) -> None:
+    old_entry = entry("kplane")
+    old_entry["clusters"][0]["cluster"] = {"server": "https://127.0.0.1:1"}
+    own_kubeconfig.add_context(old_entry)
+    with contextlib.ExitStack() as locks:
+        Running(tmp_path / "a", port=1, held=locks).leave()
     assert servers(own) == {}
 
 
 @pytest.mark.parametrize("what", ["kubeconfig", "directory"])
-def test_up_without_right_to_write_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_up_is_refused_if_kubeconfig_or_directory_is_unwritable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("it was started")
 
@@ -175,19 +177,19 @@ def test_up_without_right_to_write_starts_nothing(tmp_path: Path, monkeypatch: p
         start_local(directory, report=lambda _: None)
 
 
-def test_entries_of_a_person_beside_context_stay(tmp_path: Path, own: Path) -> None:
+def test_user_entries_beside_context_are_kept(tmp_path: Path, own: Path) -> None:
     person = entry("kplane")
     person["contexts"][0]["name"] = person["current-context"] = "work"
     own_kubeconfig.add_context(person)
-    with contextlib.ExitStack() as held:
-        first = Running(tmp_path / "a", port=1, held=held)
-        # Cluster and user `kplane` are a person's, though no context is.
+    with contextlib.ExitStack() as locks:
+        first = Running(tmp_path / "a", port=1, held=locks)
+        # Cluster and user `kplane` belong to the user, without a context of that name.
         assert first.enter() == "kplane.a"
-        mine = entry("mine")
-        mine["contexts"][0]["context"]["cluster"] = "kplane.a"
-        own_kubeconfig.add_context(mine)
-        # A context of a person that leads to this management cluster is not its own.
+        user_entry = entry("mine")
+        user_entry["contexts"][0]["context"]["cluster"] = "kplane.a"
+        own_kubeconfig.add_context(user_entry)
+        # A user's context of this management cluster is not a context of kplane.
         assert first.enter() == "kplane.a"
         first.leave()
-    assert [each["name"] for each in yaml.safe_load(own.read_text())["contexts"]] == ["work", "mine"]
+    assert [context["name"] for context in yaml.safe_load(own.read_text())["contexts"]] == ["work", "mine"]
     assert "kplane" in servers(own)

@@ -1,4 +1,4 @@
-"""Logs that are files: their ends, what is added, and what was cut."""
+"""Logs in files: last lines, appended lines and rotation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def lines(log: FileLog, *, last: int | None) -> list[str]:
     return [line async for line in log.lines(last=last, follow=False)]
 
 
-async def test_the_end_reaches_into_the_part_that_was_cut_off(log: FileLog) -> None:
+async def test_last_lines_continue_in_rotated_file(log: FileLog) -> None:
     log.path.with_name("log.1").write_text("one\ntwo\n")
     log.path.write_text("three\nfour\n")
     assert await lines(log, last=3) == ["two", "three", "four"]
@@ -28,11 +28,11 @@ async def test_the_end_reaches_into_the_part_that_was_cut_off(log: FileLog) -> N
     assert await lines(log, last=0) == []
 
 
-async def test_a_log_that_is_not_there_is_empty(log: FileLog) -> None:
+async def test_missing_log_is_empty(log: FileLog) -> None:
     assert await lines(log, last=None) == []
 
 
-async def test_following_goes_over_a_cut_and_waits_for_whole_lines(
+async def test_following_survives_truncation_and_waits_for_whole_lines(
     log: FileLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kplane.cli.programs.files._POLL_SECONDS", 0.001)

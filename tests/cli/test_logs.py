@@ -1,4 +1,4 @@
-"""Which logs a control plane has, and why it has none."""
+"""Logs of control planes: names, missing logs, merging and following."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kplane.mcm.describe.kinds import InstanceKind
 
 
 class Written:
-    """A log with these lines. One that is followed does not end, unless it `ends`."""
+    """A log with the given lines. Following this log ends only if `ends` is true."""
 
     note = silence = ""
 
@@ -42,7 +42,7 @@ class Broken(Written):
 
 
 class Programs:
-    """Has the logs of the components and instances that it was given."""
+    """Programs with a log for each of the named components and instances."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
@@ -59,10 +59,12 @@ class Programs:
 def control_planes(
     spec: dict[str, Any] | None = None, *, status: dict[str, Any] | None = None, registrations: Sequence[Any] = ()
 ) -> Any:
-    found = ControlPlane.model_validate({"metadata": {"name": "acme"}, "spec": spec or {}, "status": status or {}})
+    control_plane = ControlPlane.model_validate(
+        {"metadata": {"name": "acme"}, "spec": spec or {}, "status": status or {}}
+    )
 
     async def get(_: str) -> ControlPlane:
-        return found
+        return control_plane
 
     async def registered(_: str) -> Sequence[Any]:
         return registrations
@@ -83,17 +85,20 @@ async def names(of: Part, programs: Programs, found: Any) -> list[str]:
     return [log.name for log in await find_logs(found, programs, "acme", of=of)]  # type: ignore[arg-type]
 
 
-async def test_each_part_is_found_where_it_runs() -> None:
+async def test_find_logs_names_component_or_instance_of_part() -> None:
     dedicated = {"mode": "Dedicated"}
-    moved = {"home": {"mode": "Dedicated", "slot": 1}}
+    moved_status = {"home": {"mode": "Dedicated", "slot": 1}}
     programs = Programs("apiserver-acme", "apiserve2-acme", "etcd-acme", "etcd3-acme", "kcm-second", "ksc-first")
     assert await names(Part.API_SERVER, programs, control_planes()) == ["apiserver-acme"]
     assert await names(Part.ETCD, programs, control_planes(dedicated)) == ["etcd-acme"]
-    assert await names(Part.API_SERVER, programs, control_planes(dedicated, status=moved)) == ["apiserve2-acme"]
-    assert await names(Part.ETCD, programs, control_planes(dedicated, status=moved)) == ["etcd3-acme"]
-    two = (registration("first", "Controllers", "Scheduler"), registration("second", "Controllers", running=True))
-    assert await names(Part.CONTROLLERS, programs, control_planes(registrations=two)) == ["kcm-second"]
-    assert await names(Part.SCHEDULER, programs, control_planes(registrations=two)) == ["ksc-first"]
+    assert await names(Part.API_SERVER, programs, control_planes(dedicated, status=moved_status)) == ["apiserve2-acme"]
+    assert await names(Part.ETCD, programs, control_planes(dedicated, status=moved_status)) == ["etcd3-acme"]
+    registrations = (
+        registration("first", "Controllers", "Scheduler"),
+        registration("second", "Controllers", running=True),
+    )
+    assert await names(Part.CONTROLLERS, programs, control_planes(registrations=registrations)) == ["kcm-second"]
+    assert await names(Part.SCHEDULER, programs, control_planes(registrations=registrations)) == ["ksc-first"]
 
 
 @pytest.mark.parametrize(
@@ -116,30 +121,30 @@ async def test_each_part_is_found_where_it_runs() -> None:
         ),
     ],
 )
-async def test_a_part_that_is_not_there_is_refused_with_advice(of: Part, found: Any, told: str) -> None:
+async def test_missing_part_is_refused_with_advice(of: Part, found: Any, told: str) -> None:
     with pytest.raises(Refused, match=told):
         await names(of, Programs(), found)
 
 
-async def test_programs_of_another_machine_cannot_be_read() -> None:
+async def test_logs_without_local_programs_are_refused() -> None:
     with pytest.raises(Refused, match="run this on the machine"):
         await find_logs(control_planes(), None, "acme", of=Part.API_SERVER)
 
 
-async def test_several_logs_are_told_apart() -> None:
-    one = [line async for line in merged([Written("a", "1", "2")], last=1, follow=False)]
-    two = [line async for line in merged([Written("a", "1"), Written("b", "2")], last=None, follow=False)]
-    assert (one, two) == (["2"], ["[a] 1", "[b] 2"])
+async def test_merged_lines_are_prefixed_with_log_names() -> None:
+    tail = [line async for line in merged([Written("a", "1", "2")], last=1, follow=False)]
+    prefixed = [line async for line in merged([Written("a", "1"), Written("b", "2")], last=None, follow=False)]
+    assert (tail, prefixed) == (["2"], ["[a] 1", "[b] 2"])
     both = [line async for line in merged([Written("a", "1"), Written("b", "2")], last=None, follow=True)]
     assert sorted(both) == ["[a] 1", "[b] 2"]
 
 
-async def test_following_continues_while_one_log_does() -> None:
+async def test_following_yields_lines_of_ended_and_open_logs() -> None:
     logs = [Written("a", "1"), Written("b", "2", ends=False)]
     async with asyncio.timeout(10), contextlib.aclosing(merged(logs, last=None, follow=True)) as following:
         assert {await anext(following), await anext(following)} == {"[a] 1", "[b] 2"}
 
 
-async def test_an_error_of_a_log_ends_following() -> None:
+async def test_error_of_a_log_ends_following() -> None:
     with pytest.raises(OSError, match="gone"):
         _ = [line async for line in merged([Broken("a"), Written("b", ends=False)], last=None, follow=True)]

@@ -1,4 +1,4 @@
-"""Events, logs and use of control planes on a real management cluster, as a person types it."""
+"""Events, logs and use of control planes on a real management cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .typed import Kplane
 pytestmark = pytest.mark.integration
 
 
-def test_events_logs_and_use_of_a_control_plane(kplane: Kplane, small: str) -> None:
+def test_events_logs_and_usage_follow_control_plane_lifecycle(kplane: Kplane, small: str) -> None:
     kplane("create", "seen", "--class", small)
     try:
         with kplane.running("events", "seen", "--watch") as output:
@@ -21,12 +21,12 @@ def test_events_logs_and_use_of_a_control_plane(kplane: Kplane, small: str) -> N
             kplane("resume", "seen")
             while "ControlPlane/seen" not in (line := output.readline()):
                 assert line, "the watch ended"
-        told = kplane("events", "seen").stdout.splitlines()
-        assert told[0].split() == ["LAST", "SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE"]
-        assert all("ControlPlane/seen" in line for line in told[1:])
+        events = kplane("events", "seen").stdout.splitlines()
+        assert events[0].split() == ["LAST", "SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE"]
+        assert all("ControlPlane/seen" in line for line in events[1:])
         items = json.loads(kplane("events", "seen", "-o", "json").stdout)["items"]
-        assert len(items) == len(told) - 1
-        assert {each["involvedObject"]["name"] for each in items} == {"seen"}
+        assert len(items) == len(events) - 1
+        assert {item["involvedObject"]["name"] for item in items} == {"seen"}
 
         assert "kplane wake seen" in kplane("logs", "seen", code=1).stderr
         assert "kplane move seen --to Dedicated" in kplane("logs", "seen", "--of", "etcd", code=1).stderr
@@ -44,7 +44,7 @@ def test_events_logs_and_use_of_a_control_plane(kplane: Kplane, small: str) -> N
             assert head.split()[:6] == ["NAME", "STATE", "KEYS", "BYTES", "QUOTA", "MEMORY"]
             cells = next(row.split() for row in rows if row.split()[0] == "seen")
             assert cells[1] == "awake"
-            # Its API server, and its controllers.
+            # Memory of the API server and of the controllers.
             assert sum(cell.endswith("Mi") for cell in cells) >= 2
             return cells[0]
 
@@ -59,7 +59,7 @@ def test_events_logs_and_use_of_a_control_plane(kplane: Kplane, small: str) -> N
     assert "there is no ControlPlane seen" in kplane("logs", "seen", code=3).stderr
 
 
-def test_the_logs_of_an_etcd_of_its_own(kplane: Kplane, small: str) -> None:
+def test_logs_of_dedicated_etcd_are_printed(kplane: Kplane, small: str) -> None:
     kplane("create", "apart", "--class", small, "--mode", "Dedicated")
     try:
         assert '"caller":"embed/' in kplane("logs", "apart", "--of", "etcd").stdout
@@ -68,7 +68,7 @@ def test_the_logs_of_an_etcd_of_its_own(kplane: Kplane, small: str) -> None:
 
 
 def eventually(probe: object) -> None:
-    """Try until it neither fails nor returns nothing."""
+    """Retry the probe until it returns a true value."""
     deadline = time.monotonic() + 60.0
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The user's kubeconfig may be several files: nothing of a person is replaced or hidden, and nothing dead is left."""
+"""A kubeconfig of several files: entries of the user are kept, and stale entries of kplane are removed."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
 
 def write(path: Path, *names: str, current: str = "") -> None:
     documents = [entry(name) for name in names]
-    held = {
-        section: [each for document in documents for each in document[section]]
+    sections = {
+        section: [item for document in documents for item in document[section]]
         for section in ("clusters", "users", "contexts")
     }
-    path.write_text(yaml.safe_dump(held | {"current-context": current}))
+    path.write_text(yaml.safe_dump(sections | {"current-context": current}))
 
 
 def read(path: Path) -> Any:
@@ -39,7 +39,7 @@ def read(path: Path) -> Any:
 
 
 def names(path: Path, section: str = "contexts") -> list[str]:
-    return [each["name"] for each in read(path)[section]]
+    return [item["name"] for item in read(path)[section]]
 
 
 def made(name: str, *, uid: str | None = "0-1", context: str = "kplane") -> dict[str, Any]:
@@ -47,7 +47,7 @@ def made(name: str, *, uid: str | None = "0-1", context: str = "kplane") -> dict
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_context_of_person_is_neither_replaced_nor_hidden(files: tuple[Path, Path], place: int) -> None:
+def test_add_context_refuses_to_replace_or_hide_user_context(files: tuple[Path, Path], place: int) -> None:
     write(files[0], "kplane")
     write(files[place], "kplane", "kplane-acme")
     before = [path.read_text() for path in files if path.exists()]
@@ -71,7 +71,7 @@ def test_context_of_kplane_is_replaced_in_its_file(files: tuple[Path, Path]) -> 
 
 
 @pytest.mark.parametrize("uid", ["0-1", None])
-def test_contexts_of_deleted_control_plane_go(files: tuple[Path, Path], uid: str | None) -> None:
+def test_remove_control_plane_removes_its_contexts(files: tuple[Path, Path], uid: str | None) -> None:
     write(files[0], "kplane", current="kplane")
     files[1].write_text(yaml.safe_dump(made("acme", uid=uid)))
     own_kubeconfig.choose_context("kplane-acme")
@@ -82,7 +82,7 @@ def test_contexts_of_deleted_control_plane_go(files: tuple[Path, Path], uid: str
     assert own_kubeconfig.remove_control_plane("acme", uid="0-1", context="kplane") == []
 
 
-def test_contexts_of_other_control_planes_stay(files: tuple[Path, Path]) -> None:
+def test_remove_control_plane_keeps_contexts_of_others(files: tuple[Path, Path]) -> None:
     write(files[0], "kplane-acme", current="kplane-acme")
     files[1].write_text(yaml.safe_dump(made("globex", uid="0-2")))
     before = [path.read_text() for path in files]
@@ -92,7 +92,7 @@ def test_contexts_of_other_control_planes_stay(files: tuple[Path, Path]) -> None
     assert [path.read_text() for path in files] == before
 
 
-def test_context_that_a_person_renamed_goes_with_its_control_plane(files: tuple[Path, Path]) -> None:
+def test_remove_control_plane_removes_renamed_context(files: tuple[Path, Path]) -> None:
     write(files[0], "kplane")
     document = made("acme")
     document["contexts"][0]["name"] = document["current-context"] = "production"
@@ -102,7 +102,7 @@ def test_context_that_a_person_renamed_goes_with_its_control_plane(files: tuple[
     assert [names(files[1], section) for section in ("clusters", "contexts", "users")] == [[], [], []]
 
 
-def test_context_of_person_with_name_of_deleted_control_plane_stays(files: tuple[Path, Path]) -> None:
+def test_remove_control_plane_keeps_user_context_of_same_name(files: tuple[Path, Path]) -> None:
     write(files[0], "kplane-acme", current="kplane-acme")
     files[1].write_text(yaml.safe_dump(made("acme")))
     before = files[0].read_text()
@@ -111,7 +111,7 @@ def test_context_of_person_with_name_of_deleted_control_plane_stays(files: tuple
     assert names(files[1]) == []
 
 
-def test_deleted_control_plane_whose_management_context_is_gone_leaves_no_current(files: tuple[Path, Path]) -> None:
+def test_current_context_is_unset_if_management_context_is_gone(files: tuple[Path, Path]) -> None:
     own_kubeconfig.add_context(made("acme", context="gone"))
     own_kubeconfig.remove_control_plane("acme", uid="0-1", context="gone")
     assert kubeconfigs.current_context() is None
@@ -133,13 +133,13 @@ def is_first(cluster: Mapping[str, Any]) -> bool:
     return cluster["server"] == "https://first"
 
 
-def test_entries_of_person_stay_when_management_context_of_same_name_goes(files: tuple[Path, Path]) -> None:
+def test_remove_context_keeps_user_entries_of_same_name(files: tuple[Path, Path]) -> None:
     own, acme = entry("kplane"), made("acme")
     own["clusters"][0]["cluster"]["server"] = "https://first"
-    # The plugin of another program, whose arguments end as those of kplane do.
+    # The plugin of another program. Its arguments end like the arguments of kplane's plugin.
     other = entry("other", {"exec": {"command": "aws", "args": ["get-token", "--context", "kplane"]}})
-    held = {section: own[section] + acme[section] + other[section] for section in ("clusters", "users", "contexts")}
-    files[0].write_text(yaml.safe_dump(held | {"current-context": "kplane"}))
+    sections = {section: own[section] + acme[section] + other[section] for section in ("clusters", "users", "contexts")}
+    files[0].write_text(yaml.safe_dump(sections | {"current-context": "kplane"}))
     write(files[1], "kplane", "kplane-acme")
     before = files[1].read_text()
     own_kubeconfig.remove_context("kplane", is_own=is_first)
@@ -147,31 +147,29 @@ def test_entries_of_person_stay_when_management_context_of_same_name_goes(files:
     assert [names(files[0], section) for section in ("clusters", "contexts", "users")] == [["other"]] * 3
 
 
-def test_renamed_contexts_go_with_their_management_cluster(files: tuple[Path, Path]) -> None:
+def test_remove_context_removes_renamed_contexts_of_its_cluster(files: tuple[Path, Path]) -> None:
     own, acme = entry("kplane"), made("acme")
     own["clusters"][0]["cluster"]["server"] = "https://first"
     own["contexts"][0]["name"], acme["contexts"][0]["name"] = "laptop", "mine"
-    held = {section: own[section] + acme[section] for section in ("clusters", "users", "contexts")}
-    files[0].write_text(yaml.safe_dump(held | {"current-context": "mine"}))
+    sections = {section: own[section] + acme[section] for section in ("clusters", "users", "contexts")}
+    files[0].write_text(yaml.safe_dump(sections | {"current-context": "mine"}))
     own_kubeconfig.remove_context("kplane", is_own=is_first)
     assert [names(files[0], section) for section in ("clusters", "contexts", "users")] == [[]] * 3
     assert kubeconfigs.current_context() is None
 
 
-def test_entries_of_former_version_are_renewed_in_each_file(files: tuple[Path, Path]) -> None:
+def test_renew_plugins_updates_old_entries_in_each_file(files: tuple[Path, Path]) -> None:
     for path, name in zip(files, ("acme", "globex"), strict=True):
-        former = made(name)
+        document = made(name)
         arguments = ["-m", "kplane.cli.main", "credential", name, "--context", "kplane"]
-        former["users"][0]["user"]["exec"]["args"] = arguments
-        path.write_text(yaml.safe_dump(former))
+        document["users"][0]["user"]["exec"]["args"] = arguments
+        path.write_text(yaml.safe_dump(document))
     assert own_kubeconfig.renew_plugins() == list(files)
     assert [read(path)["users"][0]["user"]["exec"]["args"][:2] for path in files] == [["-E", "-P"]] * 2
     assert own_kubeconfig.renew_plugins() == []
 
 
-def test_kubeconfig_that_cannot_be_written_is_named_with_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_kubeconfig_is_refused_with_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "file" / "config"))
     refusal = r"failed to write kubeconfig .*/config: .*; set KUBECONFIG to a file that you can write"

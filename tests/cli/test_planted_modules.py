@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 SCANNED = ("binaries", "cli", "client", "controlplane_operator", "data", "embedded", "gateway", "mcm", "testing")
 SCANNED += ("workloads", "provider", "e2e", "examples", "tools", "benchmarks")
 ELSEWHERE = {"grpc_tools.protoc", "benchmarks.provider_worker", "kplane.cli.main"}
-"""Development tools, whose working directory is the clone; and the entry of former kubeconfigs."""
+"""Development tools that run in the clone, and the entry point that old kubeconfigs name."""
 PUBLISHED = yaml.safe_dump(
     {
         "clusters": [{"name": "x", "cluster": {"server": "https://127.0.0.1:1"}}],
@@ -43,7 +43,7 @@ def run(command: list[str], folder: Path, **environment: str) -> subprocess.Comp
     )
 
 
-def test_planted_modules_run_by_a_plain_start(planted: Path) -> None:
+def test_plain_python_start_runs_planted_modules(planted: Path) -> None:
     assert MARK in run([sys.executable, "-m", "kplane.cli.main", "--help"], planted).stderr
 
 
@@ -51,9 +51,9 @@ def test_exec_plugin_ignores_planted_modules(planted: Path) -> None:
     document = with_exec_credential(PUBLISHED, name="acme", uid="0-0", context="absent", internal=False)
     plugin = document["users"][0]["user"]["exec"]
     # An empty entry of PYTHONPATH is the working directory, too.
-    done = run([plugin["command"], *plugin["args"]], planted, PYTHONPATH=":", KUBECONFIG=str(planted / "none"))
-    assert done.stderr.startswith("error: "), done.stderr
-    assert done.returncode == 5
+    result = run([plugin["command"], *plugin["args"]], planted, PYTHONPATH=":", KUBECONFIG=str(planted / "none"))
+    assert result.stderr.startswith("error: "), result.stderr
+    assert result.returncode == 5
 
 
 def test_daemon_ignores_planted_modules(planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,23 +61,23 @@ def test_daemon_ignores_planted_modules(planted: Path, tmp_path: Path, monkeypat
     monkeypatch.setenv("PYTHONPATH", f":{os.environ.get('PYTHONPATH', '')}:")
     absent = Binaries.of_runtime(kubernetes=tmp_path, etcd=tmp_path)
     daemon = Daemon(tmp_path / "state", binaries=absent, operators=False, bound=False)
-    with pytest.raises(DaemonFailed) as failed:
+    with pytest.raises(DaemonFailed) as failure:
         daemon.wait_ready(timeout_seconds=60.0)
-    assert MARK not in str(failed.value)
-    assert "CRITICAL kplane.embedded" in str(failed.value)
+    assert MARK not in str(failure.value)
+    assert "CRITICAL kplane.embedded" in str(failure.value)
 
 
 def test_operators_ignore_planted_modules(planted: Path) -> None:
     address, module = Address("127.0.0.1", {"http": 1}), "kplane.gateway.main"
     component = components.python("any", module=module, args=("--help",), address=address, kubeconfig=b"")
-    done = run([str(component.program), *component.args], planted, **component.env)
-    assert (done.returncode, done.stderr) == (0, "")
+    result = run([str(component.program), *component.args], planted, **component.env)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_mcm_of_a_control_plane_ignores_planted_modules(planted: Path, tmp_path: Path) -> None:
+def test_mcm_program_ignores_planted_modules(planted: Path, tmp_path: Path) -> None:
     program = components.python_program(tmp_path / "programs", module="kplane.mcm.main")
-    done = run([str(program), "--help"], planted, PYTHONPATH=":")
-    assert (done.returncode, done.stderr) == (0, "")
+    result = run([str(program), "--help"], planted, PYTHONPATH=":")
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_python_path_has_no_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -87,16 +87,16 @@ def test_python_path_has_no_working_directory(monkeypatch: pytest.MonkeyPatch, t
     assert all(entry.startswith("/") for entry in python_path().split(os.pathsep))
 
 
-def test_commands_have_no_working_directory(planted: Path) -> None:
+def test_interpreter_commands_ignore_planted_modules(planted: Path) -> None:
     for command in (module_command("string"), inheriting_command("venv", "--help")):
         assert MARK not in run(command, planted).stderr
 
 
 def starts(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line and the words of each list that has `-m`, and of each command line that is put together."""
+    """Yield line and words of each list with `-m`, and of each string that begins with ` -m `."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.List | ast.Tuple):
-            words = [str(each.value) if isinstance(each, ast.Constant) else "" for each in node.elts]
+            words = [str(element.value) if isinstance(element, ast.Constant) else "" for element in node.elts]
             if "-m" in words:
                 yield node.lineno, words
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(" -m "):
@@ -108,22 +108,22 @@ def is_isolated(words: list[str]) -> bool:
 
 
 def test_each_start_of_python_in_the_source_is_isolated() -> None:
-    bare = [
+    violations = [
         f"{path.relative_to(ROOT)}:{line}"
         for folder in SCANNED
         for path in sorted((ROOT / folder).rglob("*.py"))
         for line, words in starts(path)
         if not is_isolated(words)
     ]
-    assert not bare, "start these by kplane.binaries.interpreter, or with -P"
+    assert not violations, "start these by kplane.binaries.interpreter, or with -P"
 
 
 def test_each_start_of_python_in_the_chart_is_isolated() -> None:
-    bare = [
+    violations = [
         f"{path.relative_to(ROOT)}: {line.strip()}"
         for path in sorted((ROOT / "deploy").rglob("*"))
         if path.suffix in {".yaml", ".tpl", ".txt", ".json"}
         for line in path.read_text().splitlines()
         if "-m" in line and "kplane." in line and "python" in line and "-P" not in line and "#" not in line
     ]
-    assert not bare
+    assert not violations

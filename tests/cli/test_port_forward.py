@@ -1,4 +1,4 @@
-"""When an address has to be forwarded, where connections go, and what is told if that fails."""
+"""Port forwarding: addresses that need a forward, the pod behind a connection, and errors."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ def document(server: str) -> dict[str, Any]:
         ("https://[::1]:6443", False),
     ],
 )
-def test_services_alone_are_inside(server: str, expected: bool) -> None:
+def test_only_service_addresses_are_inside(server: str, expected: bool) -> None:
     assert is_inside(document(server)) is expected
 
 
 @pytest_asyncio.fixture
 async def kubelet(tmp_path: Path) -> AsyncIterator[Kubelet]:
-    """The management cluster, with a Service whose pod sends back what it gets."""
-    async with fake.serving(tmp_path) as found:
-        found.serve = fake.echo
-        found.service = {"selector": {"app": "kube-apiserver"}, "ports": [{"port": 6443, "targetPort": "web"}]}
-        found.pods = [fake.pod("api-0")]
-        yield found
+    """Management cluster with a Service whose pod echoes its input."""
+    async with fake.serving(tmp_path) as server:
+        server.serve = fake.echo
+        server.service = {"selector": {"app": "kube-apiserver"}, "ports": [{"port": 6443, "targetPort": "web"}]}
+        server.pods = [fake.pod("api-0")]
+        yield server
 
 
 @pytest.fixture
@@ -71,8 +71,8 @@ def management(kubelet: Kubelet, tmp_path: Path) -> Management:
     cluster = {"server": kubelet.config.server, "certificate-authority": str(tmp_path / "ca.pem")}
     assert kubelet.config.ca_data is not None
     (tmp_path / "ca.pem").write_bytes(kubelet.config.ca_data)
-    written = document(kubelet.config.server) | {"clusters": [{"name": "kplane-acme", "cluster": cluster}]}
-    path.write_text(yaml.safe_dump(written))
+    config = document(kubelet.config.server) | {"clusters": [{"name": "kplane-acme", "cluster": cluster}]}
+    path.write_text(yaml.safe_dump(config))
     return Management(kubeconfig=str(path))
 
 
@@ -95,42 +95,40 @@ async def ask(port: int, content: bytes) -> bytes:
         writer.transport.abort()
 
 
-async def test_connections_go_to_the_target_port_of_a_pod(kubelet: Kubelet, management: Management) -> None:
-    async with forwarding(document(INSIDE), to=management) as found:
-        assert await ask(port_of(found), b"hello") == b"hello"
-    [asked] = kubelet.asked
-    assert (asked.match_info["namespace"], asked.match_info["pod"]) == ("kplane-cp-acme", "api-0")
-    assert asked.query["ports"] == "8080"
+async def test_forwarding_connects_to_target_port_of_pod(kubelet: Kubelet, management: Management) -> None:
+    async with forwarding(document(INSIDE), to=management) as config:
+        assert await ask(port_of(config), b"hello") == b"hello"
+    [request] = kubelet.asked
+    assert (request.match_info["namespace"], request.match_info["pod"]) == ("kplane-cp-acme", "api-0")
+    assert request.query["ports"] == "8080"
     with pytest.raises(OSError):
-        await asyncio.open_connection("127.0.0.1", port_of(found))
+        await asyncio.open_connection("127.0.0.1", port_of(config))
 
 
-async def test_a_new_connection_goes_to_a_new_pod_after_the_end_of_the_first(
-    kubelet: Kubelet, management: Management
-) -> None:
-    async with forwarding(document(INSIDE), to=management) as found:
-        await ask(port_of(found), b"hello")
+async def test_new_connection_goes_to_new_pod_after_first_pod_is_gone(kubelet: Kubelet, management: Management) -> None:
+    async with forwarding(document(INSIDE), to=management) as config:
+        await ask(port_of(config), b"hello")
         kubelet.pods = [fake.pod("api-1")]
-        await ask(port_of(found), b"hello")
-    assert [each.match_info["pod"] for each in kubelet.asked] == ["api-0", "api-1"]
+        await ask(port_of(config), b"hello")
+    assert [request.match_info["pod"] for request in kubelet.asked] == ["api-0", "api-1"]
 
 
-async def test_a_caller_that_blocks_has_the_port_meanwhile(kubelet: Kubelet, management: Management) -> None:
+async def test_forwarded_keeps_port_open_for_blocking_caller(kubelet: Kubelet, management: Management) -> None:
     def use() -> tuple[bytes, int]:
-        with forwarded(document(INSIDE), to=management) as found:
-            port = port_of(found)
+        with forwarded(document(INSIDE), to=management) as config:
+            port = port_of(config)
             with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
                 connection.sendall(b"hello")
                 return connection.recv(5), port
 
     answer, port = await asyncio.to_thread(use)
     assert answer == b"hello"
-    assert not [each for each in threading.enumerate() if each.name.startswith("forward a port")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("forward a port")]
     with pytest.raises(OSError):
         await asyncio.open_connection("127.0.0.1", port)
 
 
-async def test_a_control_plane_is_reached_through_the_port(
+async def test_control_plane_is_reached_through_forwarded_port(
     kubelet: Kubelet, management: Management, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(management.kubeconfig))
@@ -155,7 +153,7 @@ async def test_a_control_plane_is_reached_through_the_port(
         ({"pods": []}, "Service kube-apiserver has no pod that is ready; wait until one is"),
     ],
 )
-async def test_a_service_that_leads_nowhere_is_an_error(
+async def test_service_missing_or_without_ready_pod_is_an_error(
     kubelet: Kubelet, management: Management, change: dict[str, Any], why: str, blocks: bool
 ) -> None:
     for name, value in change.items():
@@ -173,19 +171,19 @@ async def test_a_service_that_leads_nowhere_is_an_error(
         await (asyncio.to_thread(enter_blocking) if blocks else enter())
 
 
-async def test_a_context_that_does_not_exist_is_an_error(management: Management) -> None:
+async def test_unknown_context_is_an_error(management: Management) -> None:
     with pytest.raises(CliError, match=f"failed to forward a port to {HOST}: .*nosuch"):
         async with forwarding(document(INSIDE), to=Management("nosuch", management.kubeconfig)):
             pass
 
 
-async def test_an_address_that_is_no_service_is_an_error(management: Management) -> None:
+async def test_address_that_is_no_service_is_an_error(management: Management) -> None:
     with pytest.raises(CliError, match=r"127\.0\.0\.1 is not the name of a Service"):
         async with forwarding(document("https://127.0.0.1:6443"), to=management):
             pass
 
 
-def test_an_interruption_while_the_port_is_opened_ends_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_while_port_opens_ends_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     opening = threading.Event()
 
     @contextlib.asynccontextmanager
@@ -208,4 +206,4 @@ def test_an_interruption_while_the_port_is_opened_ends_the_thread(monkeypatch: p
     monkeypatch.setattr(port_forward, "Future", Interrupted)
     with pytest.raises(KeyboardInterrupt), forwarded(document(INSIDE), to=Management()):
         pass
-    assert not [each for each in threading.enumerate() if each.name.startswith("forward a port")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("forward a port")]

@@ -1,4 +1,4 @@
-"""The programs of kplane as pods: found, asked through the proxy, and their logs."""
+"""Programs of kplane as pods: discovery, requests through the proxy, and logs."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def pod(name: str, component: str, *, namespace: str = "kplane", status: Any = N
 
 
 def selected(pods: Sequence[dict[str, Any]], request: web.Request) -> list[dict[str, Any]]:
-    wanted = dict(each.split("=") for each in request.query.get("labelSelector", "").split(",") if each)
-    return [each for each in pods if wanted.items() <= each["metadata"]["labels"].items()]
+    labels = dict(item.split("=") for item in request.query.get("labelSelector", "").split(",") if item)
+    return [item for item in pods if labels.items() <= item["metadata"]["labels"].items()]
 
 
 class Cluster:
-    """Pods, their logs, and what they answer."""
+    """Pods with their logs and answers."""
 
     def __init__(self) -> None:
         self.pods = [
@@ -81,7 +81,7 @@ class Cluster:
         }
         self.everywhere = True
         self.more: asyncio.Queue[str] = asyncio.Queue()
-        """Lines that come to a log while it is followed; an empty one ends it."""
+        """Lines that arrive while a log is followed. An empty line ends the log."""
         self.metrics: Any = None
         self.asked: list[str] = []
 
@@ -101,14 +101,14 @@ class Cluster:
 
     async def list(self, request: web.Request) -> web.Response:
         namespace = request.match_info["namespace"]
-        found = [each for each in self.pods if each["metadata"]["namespace"] == namespace]
-        return web.json_response({"metadata": {}, "items": selected(found, request)})
+        pods = [item for item in self.pods if item["metadata"]["namespace"] == namespace]
+        return web.json_response({"metadata": {}, "items": selected(pods, request)})
 
     async def log(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
-        (found,) = [each for each in self.pods if each["metadata"]["name"] == name]
-        containers = [each["name"] for each in found["spec"]["containers"]]
-        # Of one container it is read without a name, also if there are sidecars.
+        (target,) = [item for item in self.pods if item["metadata"]["name"] == name]
+        containers = [item["name"] for item in target["spec"]["containers"]]
+        # The log of a single container is read without a container name, even if there are sidecars.
         container = request.query.get("container", containers[0] if len(containers) == 1 else "")
         response = web.StreamResponse()
         await response.prepare(request)
@@ -138,21 +138,23 @@ def cluster() -> Cluster:
 
 @pytest_asyncio.fixture
 async def client(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Client]:
-    async with serving(cluster.routes(), tmp_path) as found:
-        yield found
+    async with serving(cluster.routes(), tmp_path) as client:
+        yield client
 
 
 async def programs_of(client: Client) -> Pods:
-    found = await Pods.of(client)
-    assert found is not None
-    return found
+    pods = await Pods.of(client)
+    assert pods is not None
+    return pods
 
 
-async def test_they_are_found_in_their_namespace(client: Client, cluster: Cluster) -> None:
+async def test_programs_are_found_in_their_namespace(client: Client, cluster: Cluster) -> None:
     programs = await programs_of(client)
     assert programs.place == "pods in namespace kplane"
-    found = [(each.program, each.name, each.problem, each.version) for each in await programs.replicas()]
-    assert found == [
+    replicas = [
+        (replica.program, replica.name, replica.problem, replica.version) for replica in await programs.replicas()
+    ]
+    assert replicas == [
         (Program.OPERATOR, "operator-1", "", "0.1.0"),
         (Program.MCM, "mcm-0", "", "0.1.0"),
         (Program.GATEWAY, "gateway-1", "", "0.1.0"),
@@ -160,14 +162,14 @@ async def test_they_are_found_in_their_namespace(client: Client, cluster: Cluste
     ]
 
 
-async def test_a_user_of_one_namespace_looks_where_kplane_usually_is(client: Client, cluster: Cluster) -> None:
+async def test_user_without_cluster_rights_finds_pods_in_kplane_system(client: Client, cluster: Cluster) -> None:
     cluster.everywhere = False
     assert await Pods.of(client) is None
     cluster.pods = [pod("mcm-0", "mcm", namespace="kplane-system")]
     assert (await programs_of(client)).place == "pods in namespace kplane-system"
 
 
-async def test_they_are_asked_through_the_proxy(client: Client, cluster: Cluster) -> None:
+async def test_programs_are_asked_through_the_proxy(client: Client, cluster: Cluster) -> None:
     programs = await programs_of(client)
     operator, mcm, gateway, etcd = await programs.replicas()
     assert await programs.ask(mcm, "/clusters") == "ok\n"
@@ -182,7 +184,7 @@ async def test_they_are_asked_through_the_proxy(client: Client, cluster: Cluster
         await programs.ask(etcd, "/metrics")
 
 
-async def test_logs_are_read_by_line(client: Client, cluster: Cluster) -> None:
+async def test_logs_are_read_line_by_line(client: Client, cluster: Cluster) -> None:
     programs = await programs_of(client)
     _, mcm, gateway, etcd = await programs.replicas()
     assert [line async for line in programs.log(mcm).lines(last=2, follow=False)] == ["[acme] second", "last"]
@@ -190,7 +192,7 @@ async def test_logs_are_read_by_line(client: Client, cluster: Cluster) -> None:
     assert [line async for line in programs.log(etcd).lines(last=None, follow=False)] == ["applied"]
 
 
-async def test_a_pod_behind_a_network_policy_is_not_waited_for(
+async def test_ask_times_out_if_pod_does_not_answer(
     client: Client, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kplane.cli.programs.pods._ASK_SECONDS", 0.2)
@@ -200,7 +202,7 @@ async def test_a_pod_behind_a_network_policy_is_not_waited_for(
         await programs.ask(operator, "/dropped")
 
 
-async def test_of_an_instance_only_its_lines_are_read(client: Client, cluster: Cluster) -> None:
+async def test_instance_log_has_only_lines_of_the_instance(client: Client, cluster: Cluster) -> None:
     spec = {"controlPlaneRef": {"name": "acme"}}
     acme = ControlPlaneRegistration.model_validate({"metadata": {"name": "acme"}, "spec": spec})
     programs = await programs_of(client)
@@ -211,7 +213,7 @@ async def test_of_an_instance_only_its_lines_are_read(client: Client, cluster: C
     assert [line async for line in log.lines(last=None, follow=True)] == ["I1126 first", "second"]
 
 
-async def test_following_begins_with_the_last_lines(client: Client, cluster: Cluster) -> None:
+async def test_following_starts_with_last_lines_of_instance(client: Client, cluster: Cluster) -> None:
     programs = await programs_of(client)
     spec, services = {"controlPlaneRef": {"name": "acme"}}, ["Controllers", "Scheduler"]
     acme = ControlPlaneRegistration.model_validate(
@@ -229,7 +231,7 @@ async def test_following_begins_with_the_last_lines(client: Client, cluster: Clu
         assert [line async for line in lines] == []
 
 
-async def test_memory_is_that_of_the_metrics_server(client: Client, cluster: Cluster) -> None:
+async def test_memory_comes_from_the_metrics_server(client: Client, cluster: Cluster) -> None:
     programs = await programs_of(client)
     assert await programs.memory() == {}
 
@@ -255,7 +257,7 @@ async def test_memory_is_that_of_the_metrics_server(client: Client, cluster: Clu
         ("plain", None),
     ],
 )
-def test_lines_are_told_apart_by_the_name_before_them(line: str, told: str | None) -> None:
+def test_instance_line_is_selected_by_control_plane_name(line: str, told: str | None) -> None:
     assert instance_line(line, "acme") == told
 
 
@@ -288,5 +290,5 @@ def waiting(reason: str, message: str = "", **last: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_pod_that_is_not_ready_says_why(status: dict[str, Any], told: str) -> None:
+def test_pod_problem_names_cause_of_unready_pod(status: dict[str, Any], told: str) -> None:
     assert pod_problem({"status": status}) == told

@@ -1,4 +1,4 @@
-"""Nothing that looks like a secret is left."""
+"""Scrubbing removes all text that looks like a secret."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ UNBEGUN_ESCAPED = f"{LINE}\\n{LINE}\\nshort\\n-----END RSA PRIVATE KEY-----"
             f'{{"message": "{{\\"token\\":\\"{REMOVED}\\",\\"n\\":1}}"}}',
         ),
         ("users:\n- user:\n    token: abc\n    name: x", f"users:\n- user:\n    token: {REMOVED}\n    name: x"),
-        # What only looks like one stays.
+        # Harmless texts that resemble secrets stay.
         ("oci://registry.example.org:5000/x@sha256:0a1b", "oci://registry.example.org:5000/x@sha256:0a1b"),
         ("failed to read the token: no such file", "failed to read the token: no such file"),
         (
@@ -68,11 +68,11 @@ UNBEGUN_ESCAPED = f"{LINE}\\n{LINE}\\nshort\\n-----END RSA PRIVATE KEY-----"
         ("https://127.0.0.1:6443/clusters/acme", "https://127.0.0.1:6443/clusters/acme"),
     ],
 )
-def test_texts(text: str, left: str) -> None:
+def test_scrub_text_removes_secrets_and_keeps_other_text(text: str, left: str) -> None:
     assert scrub_text(text) == left
 
 
-def test_objects_lose_annotations_that_are_secrets() -> None:
+def test_scrub_object_removes_secret_annotations() -> None:
     annotations = {
         "controlplane.kplane.dev/adoption-token": "x",
         "controlplane.kplane.dev/adopt": "x",
@@ -80,8 +80,8 @@ def test_objects_lose_annotations_that_are_secrets() -> None:
         "note": f"it is {TOKEN}",
         "kept": "value",
     }
-    found = scrub_object([{"metadata": {"annotations": annotations, "managedFields": []}, "count": 3, "none": None}])
-    assert found == [
+    content = scrub_object([{"metadata": {"annotations": annotations, "managedFields": []}, "count": 3, "none": None}])
+    assert content == [
         {
             "metadata": {
                 "annotations": {
@@ -98,9 +98,11 @@ def test_objects_lose_annotations_that_are_secrets() -> None:
     ]
 
 
-def test_fields_of_objects_that_are_secrets() -> None:
-    found = scrub_object({"token": "x", "clientSecret": "x", "secret": {"secretName": "n"}, "token_ttl": "1h", "n": 1})
-    assert found == {
+def test_scrub_object_removes_secret_fields() -> None:
+    content = scrub_object(
+        {"token": "x", "clientSecret": "x", "secret": {"secretName": "n"}, "token_ttl": "1h", "n": 1}
+    )
+    assert content == {
         "token": REMOVED,
         "clientSecret": REMOVED,
         "secret": {"secretName": "n"},
@@ -109,7 +111,7 @@ def test_fields_of_objects_that_are_secrets() -> None:
     }
 
 
-def test_names_of_events_stay() -> None:
+def test_scrub_object_keeps_names_of_events() -> None:
     event = {
         "metadata": {"name": "globex.0123456789abcdef", "namespace": "default"},
         "message": "globex.0123456789abcdef",
@@ -117,7 +119,7 @@ def test_names_of_events_stay() -> None:
     assert scrub_object(event) == {**event, "message": REMOVED}
 
 
-def test_much_text_takes_little_time() -> None:
+def test_scrub_text_of_large_input_takes_below_20_s() -> None:
     began = time.monotonic()
     for text in ("A" * 500_000, f"{LINE}\n" * 10_000, "//" * 125_000, '\\"' * 125_000, "token" * 50_000):
         scrub_text(text)

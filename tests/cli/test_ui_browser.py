@@ -24,13 +24,13 @@ PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
 @pytest.fixture(scope="module")
 def chromium() -> str:
-    """The program of CHROMIUM, which CI sets: where it is named, it has to be there."""
+    """Path of Chromium: the value of CHROMIUM, which CI sets and which has to be valid, or a program on PATH."""
     if named := os.environ.get("CHROMIUM"):
         return named
-    found = next(filter(None, map(shutil.which, PROGRAMS)), None)
-    if found is None:
+    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
+    if program is None:
         pytest.skip(f"none of {', '.join(PROGRAMS)} is on PATH; install one, or name it by CHROMIUM")
-    return found
+    return program
 
 
 def fleet(*control_planes: ControlPlane, **usages: Usage) -> dict[str, Any]:
@@ -66,7 +66,7 @@ async def page(chromium: str, content: dict[str, Any], directory: Path) -> str:
     return printed.decode()
 
 
-async def test_rows_and_totals_are_drawn(chromium: str, tmp_path: Path) -> None:
+async def test_page_draws_rows_and_totals(chromium: str, tmp_path: Path) -> None:
     content = fleet(
         control_plane("acme", phase="Ready", storage={"keys": 2150, "bytes": 4096, "growth": "Allowed"}),
         control_plane("globex", phase="Hibernated"),
@@ -80,15 +80,15 @@ async def test_rows_and_totals_are_drawn(chromium: str, tmp_path: Path) -> None:
     assert "<strong>2</strong>" in drawn
 
 
-async def test_text_of_tenants_stays_text(chromium: str, tmp_path: Path) -> None:
-    said = {"type": "Ready", "status": "False", "reason": "Unavailable", "message": HOSTILE}
-    said["lastTransitionTime"] = "2026-11-26T01:00:00Z"
-    drawn = await page(chromium, fleet(control_plane("acme", phase="Unavailable", conditions=[said])), tmp_path)
+async def test_page_renders_tenant_text_without_markup(chromium: str, tmp_path: Path) -> None:
+    condition = {"type": "Ready", "status": "False", "reason": "Unavailable", "message": HOSTILE}
+    condition["lastTransitionTime"] = "2026-11-26T01:00:00Z"
+    drawn = await page(chromium, fleet(control_plane("acme", phase="Unavailable", conditions=[condition])), tmp_path)
     assert "&lt;img src=x" in drawn
     assert "<img" not in drawn
     assert "<title>kplane</title>" in drawn
 
 
-async def test_a_fleet_without_control_planes_says_how_to_begin(chromium: str, tmp_path: Path) -> None:
+async def test_page_of_empty_fleet_has_notice(chromium: str, tmp_path: Path) -> None:
     drawn = await page(chromium, fleet(), tmp_path)
     assert '<p id="none">There is no control plane.' in drawn

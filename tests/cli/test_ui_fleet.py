@@ -1,4 +1,4 @@
-"""What the page of `kplane ui` shows of objects."""
+"""Rows and totals of the page of `kplane ui`."""
 
 from __future__ import annotations
 
@@ -26,44 +26,46 @@ def registration(name: str, **status: Any) -> ControlPlaneRegistration:
     return ControlPlaneRegistration.model_validate(body)
 
 
-def test_a_page_without_control_planes() -> None:
+def test_fleet_without_control_planes_has_zero_totals() -> None:
     totals = {"controlPlanes": 0, "phases": {}, "keys": 0, "bytes": 0, "memory": 0, "migrating": 0}
     assert show_fleet([], [], usages={}) == {"totals": totals, "controlPlanes": []}
 
 
-def test_rows_are_by_name_and_summed_up() -> None:
+def test_fleet_rows_are_sorted_by_name_and_totals_are_summed() -> None:
     storage = {"keys": 215, "bytes": 1024, "growth": "Allowed"}
-    shown = show_fleet(
+    fleet = show_fleet(
         [control_plane("globex", phase="Ready", storage=storage), control_plane("acme", phase="Hibernated")],
         [],
         usages={},
     )
-    assert [row["name"] for row in shown["controlPlanes"]] == ["acme", "globex"]
-    assert shown["totals"]["phases"] == {"Hibernated": 1, "Ready": 1}
-    assert (shown["totals"]["keys"], shown["totals"]["bytes"]) == (215, 1024)
+    assert [row["name"] for row in fleet["controlPlanes"]] == ["acme", "globex"]
+    assert fleet["totals"]["phases"] == {"Hibernated": 1, "Ready": 1}
+    assert (fleet["totals"]["keys"], fleet["totals"]["bytes"]) == (215, 1024)
 
 
-def test_one_that_no_operator_has_seen_is_pending() -> None:
+def test_row_without_status_is_pending() -> None:
     [row] = show_fleet([control_plane("acme")], [], usages={})["controlPlanes"]
     assert (row["phase"], row["home"], row["keys"], row["why"]) == ("Pending", "Virtual", None, "")
 
 
-def test_a_row_says_why_it_is_not_ready() -> None:
-    said = condition("Ready", "False", "ClassNotFound", "there is no ControlPlaneClass gold")
-    [row] = show_fleet([control_plane("acme", phase="Pending", conditions=[said])], [], usages={})["controlPlanes"]
+def test_row_shows_reason_and_message_of_ready_condition() -> None:
+    not_ready = condition("Ready", "False", "ClassNotFound", "there is no ControlPlaneClass gold")
+    [row] = show_fleet([control_plane("acme", phase="Pending", conditions=[not_ready])], [], usages={})["controlPlanes"]
     assert row["why"] == "ClassNotFound: there is no ControlPlaneClass gold"
 
 
-def test_an_adopted_one_has_no_home_of_kplane() -> None:
+def test_row_of_adopted_control_plane_has_home_adopted() -> None:
     [row] = show_fleet([control_plane("acme", spec={"endpointRef": {"name": "theirs"}})], [], usages={})[
         "controlPlanes"
     ]
     assert row["home"] == "Adopted"
 
 
-def test_a_row_says_since_when_it_sleeps() -> None:
-    asleep = {"since": CREATED, "reason": "Idle", "nextWake": "2026-11-26T02:00:00Z"}
-    [row] = show_fleet([control_plane("acme", phase="Hibernated", hibernation=asleep)], [], usages={})["controlPlanes"]
+def test_row_of_hibernated_control_plane_shows_hibernation() -> None:
+    hibernation = {"since": CREATED, "reason": "Idle", "nextWake": "2026-11-26T02:00:00Z"}
+    [row] = show_fleet([control_plane("acme", phase="Hibernated", hibernation=hibernation)], [], usages={})[
+        "controlPlanes"
+    ]
     assert row["asleep"] == {
         "since": "2026-11-26T01:00:00+00:00",
         "reason": "Idle",
@@ -71,21 +73,21 @@ def test_a_row_says_since_when_it_sleeps() -> None:
     }
 
 
-def test_a_migration_is_shown_until_the_address_has_changed() -> None:
-    moving = {"from": HOME, "to": {"mode": "Dedicated"}, "step": "Copying", "percent": 40}
-    shown = show_fleet([control_plane("acme", migration=moving)], [], usages={})
-    assert shown["totals"]["migrating"] == 1
-    assert shown["controlPlanes"][0]["migration"] == {"step": "Copying", "percent": 40, "message": None}
-    shown = show_fleet([control_plane("acme", migration=moving | {"step": "Retaining"})], [], usages={})
-    assert (shown["totals"]["migrating"], shown["controlPlanes"][0]["migration"]) == (0, None)
+def test_migration_is_shown_until_step_retaining() -> None:
+    migration = {"from": HOME, "to": {"mode": "Dedicated"}, "step": "Copying", "percent": 40}
+    fleet = show_fleet([control_plane("acme", migration=migration)], [], usages={})
+    assert fleet["totals"]["migrating"] == 1
+    assert fleet["controlPlanes"][0]["migration"] == {"step": "Copying", "percent": 40, "message": None}
+    fleet = show_fleet([control_plane("acme", migration=migration | {"step": "Retaining"})], [], usages={})
+    assert (fleet["totals"]["migrating"], fleet["controlPlanes"][0]["migration"]) == (0, None)
 
 
-def test_a_registration_says_why_it_does_not_run() -> None:
-    failed = condition("Running", "False", "Restarting", "exit code 1")
+def test_registration_message_is_shown_only_if_not_running() -> None:
+    not_running = condition("Running", "False", "Restarting", "exit code 1")
     running = condition("Running", "True", "Running", "for an hour")
     registrations = [
         registration("acme", services=["Controllers"], conditions=[running]),
-        registration("acme-scheduler", services=["Scheduler"], conditions=[failed]),
+        registration("acme-scheduler", services=["Scheduler"], conditions=[not_running]),
     ]
     [row] = show_fleet([control_plane("acme")], registrations, usages={})["controlPlanes"]
     assert row["registrations"] == [
@@ -94,10 +96,10 @@ def test_a_registration_says_why_it_does_not_run() -> None:
     ]
 
 
-def test_a_row_says_what_it_takes() -> None:
+def test_row_shows_memory_and_rate_of_usage() -> None:
     usage = Usage(name="acme", state="awake", memory_bytes=150, controllers_bytes=24, rate=2.5)
-    shown = show_fleet([control_plane("acme"), control_plane("globex")], [], usages={"acme": usage})
-    acme, globex = shown["controlPlanes"]
+    fleet = show_fleet([control_plane("acme"), control_plane("globex")], [], usages={"acme": usage})
+    acme, globex = fleet["controlPlanes"]
     assert (acme["memory"], acme["rate"]) == (174, 2.5)
     assert (globex["memory"], globex["rate"]) == (None, None)
-    assert shown["totals"]["memory"] == 174
+    assert fleet["totals"]["memory"] == 174

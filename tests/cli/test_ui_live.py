@@ -29,8 +29,8 @@ async def control_planes(management_cluster: Handle) -> AsyncIterator[ControlPla
 async def address(control_planes: ControlPlanes) -> AsyncIterator[str]:
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(serve(control_planes, port=0, ready=listening.set_result))
-    done, _ = await asyncio.wait([serving, listening], return_when=asyncio.FIRST_COMPLETED)
-    if serving in done:
+    completed, _ = await asyncio.wait([serving, listening], return_when=asyncio.FIRST_COMPLETED)
+    if serving in completed:
         serving.result()
     yield listening.result()
     serving.cancel()
@@ -43,7 +43,7 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def test_the_page_shows_what_there_is_and_changes(
+async def test_page_follows_created_and_deleted_control_planes(
     control_planes: ControlPlanes, address: str, http: aiohttp.ClientSession, eventually: Callable[..., Awaitable[Any]]
 ) -> None:
     async def phases() -> dict[str, str]:
@@ -58,9 +58,7 @@ async def test_the_page_shows_what_there_is_and_changes(
     await eventually(phases, lambda found: "pictured" not in found)
 
 
-async def test_all_parts_of_the_page_are_there_and_closed_to_other_sites(
-    address: str, http: aiohttp.ClientSession
-) -> None:
+async def test_page_serves_its_parts_with_content_security_policy(address: str, http: aiohttp.ClientSession) -> None:
     for part, kind in (("", "text/html"), ("page.css", "text/css"), ("page.js", "text/javascript")):
         async with http.get(f"{address}{part}") as answer:
             assert (answer.status, answer.content_type) == (200, kind)
@@ -69,20 +67,20 @@ async def test_all_parts_of_the_page_are_there_and_closed_to_other_sites(
         assert json.loads(await answer.text())["server"].startswith("https://")
 
 
-async def test_the_page_says_when_the_api_server_answered_last(
+async def test_page_shows_time_of_last_api_server_answer(
     address: str, http: aiohttp.ClientSession, eventually: Callable[..., Awaitable[Any]]
 ) -> None:
     async def looked_at() -> str | None:
         async with http.get(f"{address}fleet") as answer:
-            found: str | None = (await answer.json())["lookedAt"]
-            return found
+            time: str | None = (await answer.json())["lookedAt"]
+            return time
 
     first = await eventually(looked_at, lambda found: found is not None)
     assert datetime.fromisoformat(first) <= datetime.now(UTC)
-    assert await looked_at() == first  # it is not the time of the question
+    assert await looked_at() == first  # the time of the answer, not of the request
 
 
-async def test_without_the_key_and_for_writes_nothing_is_there(address: str, http: aiohttp.ClientSession) -> None:
+async def test_requests_without_key_or_for_writes_are_refused(address: str, http: aiohttp.ClientSession) -> None:
     origin = address.split("/", 3)[:3]
     for path in ("", "fleet", "page.js", f"{'A' * 32}/fleet"):
         async with http.get("/".join([*origin, path])) as answer:

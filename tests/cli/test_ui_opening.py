@@ -18,7 +18,7 @@ ADDRESS = "http://127.0.0.1:4711/the-key/"
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, str, int, int]]:
-    """What a browser was given: a path, its text, and the modes of the file and its directory."""
+    """Starts of the browser: path, text, and the modes of the file and of its directory."""
     entry = {
         "clusters": [{"name": "x", "cluster": {"server": "https://127.0.0.1:1"}}],
         "users": [{"name": "x", "user": {"token": "t"}}],
@@ -27,12 +27,12 @@ def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str,
     }
     (tmp_path / "config").write_text(yaml.safe_dump(entry))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    found = []
+    launches = []
 
     def launch(target: str) -> int:
         path = Path(target)
-        modes = (stat.S_IMODE(each.stat().st_mode) for each in (path, path.parent))
-        found.append((target, path.read_text(), *modes))
+        modes = (stat.S_IMODE(file.stat().st_mode) for file in (path, path.parent))
+        launches.append((target, path.read_text(), *modes))
         return 0
 
     async def serve(_: Any, *, port: int, ready: Callable[[str], None]) -> None:
@@ -40,12 +40,12 @@ def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str,
 
     monkeypatch.setattr("typer.launch", launch)
     monkeypatch.setattr("kplane.cli.ui.server.serve", serve)
-    return found
+    return launches
 
 
-def test_a_file_that_only_this_user_reads_has_the_key(launched: list[tuple[str, str, int, int]]) -> None:
-    done = CliRunner().invoke(app, ["ui"])
-    assert done.exit_code == 0, done.output
+def test_browser_gets_key_in_private_temporary_file(launched: list[tuple[str, str, int, int]]) -> None:
+    result = CliRunner().invoke(app, ["ui"])
+    assert result.exit_code == 0, result.output
     ((path, text, mode, above),) = launched
     assert "the-key" not in path
     assert f'content="0; url={ADDRESS}"' in text
@@ -53,7 +53,7 @@ def test_a_file_that_only_this_user_reads_has_the_key(launched: list[tuple[str, 
     assert not Path(path).parent.exists()
 
 
-def test_no_browser_is_started_if_none_is_wanted(launched: list[tuple[str, str, int, int]]) -> None:
-    done = CliRunner().invoke(app, ["ui", "--no-open"])
-    assert (done.exit_code, launched) == (0, [])
-    assert ADDRESS in done.output
+def test_no_open_prints_address_without_browser(launched: list[tuple[str, str, int, int]]) -> None:
+    result = CliRunner().invoke(app, ["ui", "--no-open"])
+    assert (result.exit_code, launched) == (0, [])
+    assert ADDRESS in result.output

@@ -1,4 +1,4 @@
-"""What the page is told about the age of what it shows."""
+"""Time of the last measurement, as the page shows it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kplane.provider.errors import Forbidden
 
 
 class Meter:
-    """Answers once, and then no more."""
+    """Answers the first measurement and fails all later ones."""
 
     problems = ()
 
@@ -35,7 +35,7 @@ class Meter:
         raise Unreachable("no answer", kind="timeout")
 
 
-async def test_a_server_that_is_away_leaves_the_time_of_its_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreachable_server_keeps_time_of_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refused(_: Any) -> None:
         raise Forbidden(403, "Forbidden", "pods")
 

@@ -1,4 +1,4 @@
-"""`kplane up` and `kplane down`, as a person types it."""
+"""`kplane up` and `kplane down` with real processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("binaries")]
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    # A short path: sockets lie below it.
+    # The path is short: sockets lie below this directory.
     path = Path(tempfile.mkdtemp(prefix="kplane-up-"))
     yield path
     end(path / "local")
@@ -31,45 +31,47 @@ def home() -> Iterator[Path]:
 
 # A whole management cluster starts twice.
 @pytest.mark.slow
-def test_it_runs_keeps_its_data_and_goes(home: Path, binaries: Binaries) -> None:
+def test_up_and_down_keep_data_until_purge(home: Path, binaries: Binaries) -> None:
     kplane = Kplane(own_environment(home) | {"PATH": f"{own_environment(home)['PATH']}:{binaries.kubernetes}"})
     directory, config = home / "local", home / "config"
-    own = {"apiVersion": "v1", "kind": "Config", "current-context": "work", "clusters": [], "users": []}
-    config.write_text(yaml.safe_dump(own | {"contexts": [{"name": "work", "context": {"cluster": "", "user": ""}}]}))
+    document = {"apiVersion": "v1", "kind": "Config", "current-context": "work", "clusters": [], "users": []}
+    config.write_text(
+        yaml.safe_dump(document | {"contexts": [{"name": "work", "context": {"cluster": "", "user": ""}}]})
+    )
     at = ("--directory", str(directory))
 
     first = kplane("up", *at, timeout=300)
     assert first.stdout == "kplane\n"
     assert "context kplane is in" in first.stderr
-    held = yaml.safe_load(config.read_text())
-    assert [each["name"] for each in held["contexts"]] == ["work", "kplane"]
-    assert held["current-context"] == "kplane"
+    kubeconfig = yaml.safe_load(config.read_text())
+    assert [item["name"] for item in kubeconfig["contexts"]] == ["work", "kplane"]
+    assert kubeconfig["current-context"] == "kplane"
     assert "runs already" in kplane("up", *at).stderr
 
     kplane("create", "acme")
-    told = kplane("connect", "acme", "--", "kubectl", "create", "namespace", "kept", "-o", "name")
-    assert told.stdout == "namespace/kept\n"
-    # With a gateway, requests are counted; and what runs here is found without being told where.
+    result = kplane("connect", "acme", "--", "kubectl", "create", "namespace", "kept", "-o", "name")
+    assert result.stdout == "namespace/kept\n"
+    # The gateway counts requests. Commands find local processes without an option.
     row = next(line for line in kplane("top").stdout.splitlines() if line.startswith("acme "))
     assert int(row.split()[-1]) > 0
     assert kplane("logs", "acme", "--tail", "1").stdout
-    found = json.loads(kplane("doctor", "-o", "json").stdout)["findings"]
-    assert [each for each in found if each["check"] not in {"open-files", "inotify"}] == []
+    findings = json.loads(kplane("doctor", "-o", "json").stdout)["findings"]
+    assert [item for item in findings if item["check"] not in {"open-files", "inotify"}] == []
 
     assert "the data stay" in kplane("down", *at).stderr
     assert find_processes(directory) == []
-    assert [each["name"] for each in yaml.safe_load(config.read_text())["contexts"]] == ["work"]
+    assert [item["name"] for item in yaml.safe_load(config.read_text())["contexts"]] == ["work"]
 
     kplane("up", *at, timeout=300)
-    told = kplane("connect", "acme", "--", "kubectl", "get", "namespace", "kept", "-o", "name")
-    assert told.stdout == "namespace/kept\n"
+    result = kplane("connect", "acme", "--", "kubectl", "get", "namespace", "kept", "-o", "name")
+    assert result.stdout == "namespace/kept\n"
     assert "all data deleted" in kplane("down", "--purge", *at).stderr
     assert not directory.exists()
     assert find_processes(directory) == []
     assert "nothing runs" in kplane("down", *at).stderr
 
 
-def test_a_directory_with_files_of_others_is_left_alone(home: Path) -> None:
+def test_up_and_down_refuse_directory_with_foreign_files(home: Path) -> None:
     kplane = Kplane(own_environment(home))
     (home / "local").mkdir()
     (home / "local" / "precious").write_text("mine")

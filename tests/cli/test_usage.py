@@ -1,4 +1,4 @@
-"""What control planes take: measured, in order, and shown."""
+"""Usage of control planes: measured, sorted and shown."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ kplane_gateway_waiting_requests 1.0
 
 
 class Programs:
-    """Two replicas of the gateway, and one mcm."""
+    """Programs with an operator, an mcm and two gateway replicas."""
 
     def __init__(self) -> None:
         self.requests = 10
@@ -68,7 +68,7 @@ def control_planes() -> Any:
     registered = {"metadata": {"name": "acme-r", "uid": "1"}, "spec": {"controlPlaneRef": {"name": "acme"}}}
 
     async def everything() -> Sequence[ControlPlane]:
-        return [ControlPlane.model_validate(each) for each in (acme, globex, {"metadata": {"name": "new"}, "spec": {}})]
+        return [ControlPlane.model_validate(body) for body in (acme, globex, {"metadata": {"name": "new"}, "spec": {}})]
 
     async def registrations() -> Sequence[ControlPlaneRegistration]:
         return [ControlPlaneRegistration.model_validate(registered)]
@@ -76,7 +76,7 @@ def control_planes() -> Any:
     return SimpleNamespace(list=everything, registrations=registrations)
 
 
-async def test_everything_that_is_known_comes_together() -> None:
+async def test_usage_combines_status_memory_and_requests() -> None:
     programs, times = Programs(), iter([100.0, 104.0, 106.0])
     meter = UsageMeter(control_planes(), programs, clock=lambda: next(times))  # type: ignore[arg-type]
     acme, globex, new = await meter.look()
@@ -94,14 +94,14 @@ async def test_everything_that_is_known_comes_together() -> None:
     assert (globex.state, globex.requests, globex.rate, globex.memory_bytes) == ("asleep", 10, None, None)
     assert new == Usage(name="new", state="Pending")
     programs.requests = 15
-    assert [each.rate for each in await meter.look()] == [2.5, 0.0, None]
-    # A gateway that started again counts from zero.
+    assert [usage.rate for usage in await meter.look()] == [2.5, 0.0, None]
+    # A restarted gateway counts from zero.
     programs.requests = 0
     assert (await meter.look())[0].rate == 0.0
     assert meter.problems == []
 
 
-async def test_what_does_not_answer_is_told_and_the_rest_shown() -> None:
+async def test_unreachable_program_is_reported_and_the_rest_measured() -> None:
     programs = Programs()
     programs.broken = "gateway-b"
     meter = UsageMeter(control_planes(), programs)  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ async def test_what_does_not_answer_is_told_and_the_rest_shown() -> None:
     assert nowhere.problems == ["memory and requests are not known: the programs of kplane run elsewhere"]
 
 
-async def test_all_are_asked_at_once() -> None:
+async def test_usage_meter_asks_programs_concurrently() -> None:
     asking = asyncio.Barrier(3)
 
     class Slow(Programs):
@@ -126,13 +126,13 @@ async def test_all_are_asked_at_once() -> None:
     assert meter.problems == []
 
 
-def test_series_are_those_of_control_planes() -> None:
+def test_series_omits_metrics_without_control_plane() -> None:
     text = METRICS.format(acme=1)
     assert series(text, "kplane_gateway_requests_total") == {"acme-path": 1, "globex": 5}
     assert series(text, "kplane_gateway_waiting_requests") == {}
 
 
-def test_orders() -> None:
+def test_usages_are_sorted_by_each_order() -> None:
     small = Usage(name="a", state="awake", bytes=1, memory_bytes=9, controllers_bytes=9)
     large = Usage(name="b", state="awake", bytes=2, memory_bytes=10, rate=1.0)
     assert in_order([small, large], Order.NAME) == [small, large]
@@ -141,12 +141,12 @@ def test_orders() -> None:
     assert in_order([small, large], Order.REQUESTS) == [large, small]
 
 
-def test_cells_have_units_people_read() -> None:
+def test_cells_have_readable_units() -> None:
     full = Usage(name="a", state="awake", keys=3, bytes=3 << 10, quota_bytes=4 << 10, memory_bytes=150 << 20, rate=0.26)
     assert cells(full) == ["a", "awake", "3", "3Ki", "75 %", "150Mi", "", "", "", "0.3/s"]
 
 
-def test_a_terminal_gets_totals_and_problems() -> None:
+def test_usage_table_has_totals_and_problems() -> None:
     output = io.StringIO()
     console = Console(file=output, width=120, color_system=None)
     usages = [Usage(name="acme", state="awake"), Usage(name="globex", state="asleep")]

@@ -1,4 +1,4 @@
-"""Versions are compared as people read them."""
+"""Comparison of versions."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ASCENDING = (
 
 
 @pytest.mark.parametrize(("older", "newer"), [*itertools.combinations(ASCENDING, 2)])
-def test_versions_in_order(older: str, newer: str) -> None:
+def test_is_newer_orders_versions(older: str, newer: str) -> None:
     assert is_newer(newer, older)
     assert not is_newer(older, newer)
 
 
 @pytest.mark.parametrize(("one", "two"), [("0.1.0", "0.1"), ("v0.1.0", "0.1.0"), ("0.1.0+x", "0.1.0"), ("2", "main")])
-def test_the_same_and_what_is_no_version(one: str, two: str) -> None:
+def test_equal_and_invalid_versions_are_not_newer(one: str, two: str) -> None:
     assert not is_newer(one, two)
     assert not is_newer(two, one)

@@ -1,4 +1,4 @@
-"""`kplane` as a person types it, in an environment of its own."""
+"""Run `kplane` as a user types it, in an isolated environment."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _WITH_OTHERS = {"connect", "up", "down"}
 
 
 def own_environment(home: Path, cluster: Handle | None = None) -> dict[str, str]:
-    """Return an environment with a home of its own, and the kubeconfig of a management cluster in it."""
+    """Return an environment with a separate home that holds the kubeconfig of the management cluster."""
     paths = [str(Path(sys.executable).parent), "/usr/bin", "/bin"]
     if cluster is not None:
         (home / "config").write_bytes(cluster.admin_kubeconfig.read_bytes())
         paths.insert(1, str(cluster.kubectl_program.parent))
-    # Programs were obtained already; credentials of a test are its own.
+    # Downloaded programs are shared. The credential cache belongs to the test alone.
     binaries = cache_root(os.environ)
     (home / "cache" / "kplane").mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -53,16 +53,16 @@ class Kplane:
     def __call__(
         self, *args: str, code: int = 0, timeout: float = 200.0, **changed: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command: in this process, which is faster, unless another program writes to its output."""
+        """Run a command in this process, which is faster, or as a subprocess if other programs write to its output."""
         run = self._as_process if args[0] in _WITH_OTHERS else self._here
-        done = run(args, self.environment | changed, timeout)
-        assert done.returncode == code, (args, done.stdout, done.stderr)
-        return done
+        result = run(args, self.environment | changed, timeout)
+        assert result.returncode == code, (args, result.stdout, result.stderr)
+        return result
 
     def _here(
         self, args: tuple[str, ...], environment: dict[str, str], timeout: float
     ) -> subprocess.CompletedProcess[str]:
-        del timeout  # that of the test has to do
+        del timeout  # the timeout of the test applies
         result = CliRunner().invoke(app, translated(args), env=environment)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
@@ -83,7 +83,7 @@ class Kplane:
 
     @contextlib.contextmanager
     def running(self, *args: str) -> Iterator[IO[str]]:
-        """Run a command that has no end, give its output, and end it with Ctrl-C."""
+        """Run an endless command, yield its output, and end the command with Ctrl-C."""
         with subprocess.Popen(
             ["kplane", *args],
             env=self.environment,

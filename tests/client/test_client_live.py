@@ -17,19 +17,19 @@ pytestmark = pytest.mark.integration
 ON_DEMAND = {"virtual": {"start": "OnDemand"}}
 
 
-async def test_a_control_plane_for_the_length_of_a_block(management_cluster: Handle) -> None:
+async def test_temporary_control_plane_exists_within_its_block(management_cluster: Handle) -> None:
     config = ClusterConfig.load(management_cluster.admin_kubeconfig)
     async with ControlPlanes.connect(config) as control_planes:
         async with control_planes.temporary("short") as short:
             assert short.status.phase is ControlPlanePhase.READY
             async with Client(await control_planes.config("short"), field_manager="kplane") as tenant:
                 await tenant.create(CONFIG_MAPS, {"metadata": {"name": "one", "namespace": "default"}})
-            assert "short" in [each.name for each in await control_planes.list()]
+            assert "short" in [control_plane.name for control_plane in await control_planes.list()]
         with pytest.raises(NoControlPlane, match="there is no ControlPlane short"):
             await control_planes.get("short")
 
 
-async def test_what_does_not_happen_says_why(management_cluster: Handle) -> None:
+async def test_unsettled_waits_name_phase_and_reason(management_cluster: Handle) -> None:
     config = ClusterConfig.load(management_cluster.admin_kubeconfig)
     async with ControlPlanes.connect(config) as control_planes:
         await control_planes.create("classless", class_name="missing-class")
@@ -44,7 +44,7 @@ async def test_what_does_not_happen_says_why(management_cluster: Handle) -> None
             await control_planes.wait("absent", timeout_seconds=0.5)
 
 
-async def test_changes_are_followed_from_the_first_to_the_last(management_cluster: Handle) -> None:
+async def test_watch_yields_changes_until_deletion(management_cluster: Handle) -> None:
     config = ClusterConfig.load(management_cluster.admin_kubeconfig)
     async with ControlPlanes.connect(config) as control_planes:
         await control_planes.create("followed", spec=ON_DEMAND | {"deletionPolicy": "Retain"}, wait=True)
@@ -52,13 +52,13 @@ async def test_changes_are_followed_from_the_first_to_the_last(management_cluste
         await control_planes.wait("followed", awake)
         await control_planes.sleep("followed")
         await control_planes.wait("followed", asleep)
-        seen = []
+        received = []
         async with contextlib.aclosing(control_planes.watch("followed")) as changes:
             async for change in changes:
-                if not seen:
+                if not received:
                     await control_planes.delete("followed", policy=DeletionPolicy.DESTROY)
-                seen.append(change)
+                received.append(change)
                 if change.type == "DELETED":
                     break
-        assert seen[0].type == "ADDED"
-        assert seen[-1].object.spec.deletion_policy is DeletionPolicy.DESTROY
+        assert received[0].type == "ADDED"
+        assert received[-1].object.spec.deletion_policy is DeletionPolicy.DESTROY

@@ -1,4 +1,4 @@
-"""Events of a control plane: whose they are, and in which order."""
+"""Events of a control plane: related objects and order."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kplane.client.events import ControlPlaneEvents, KubernetesEvent
 
 
 def event(kind: str, name: str, *, at: str, namespace: str = "default", **more: Any) -> dict[str, Any]:
-    ours = kind.startswith("ControlPlane")
-    about = {"apiVersion": "controlplane.kplane.dev/v1alpha1" if ours else "v1", "kind": kind, "name": name}
+    is_kplane = kind.startswith("ControlPlane")
+    about = {"apiVersion": "controlplane.kplane.dev/v1alpha1" if is_kplane else "v1", "kind": kind, "name": name}
     metadata = {"name": f"{name}.{at}", "namespace": namespace, "resourceVersion": at}
     return {"metadata": metadata, "involvedObject": about, "reason": f"At{at}", "lastTimestamp": moment(at), **more}
 
@@ -32,11 +32,11 @@ class Cluster:
 
     async def list(self, resource: Any, *, namespace: str | None = None, **_: Any) -> Any:
         if resource.kind == "Event":
-            return SimpleNamespace(items=[each for each in self.events if each["metadata"]["namespace"] == namespace])
+            return SimpleNamespace(items=[item for item in self.events if item["metadata"]["namespace"] == namespace])
         return SimpleNamespace(items=[{"metadata": {"name": name}} for name in self.referring.get(resource.kind, [])])
 
 
-async def test_all_that_belongs_to_it_comes_in_order() -> None:
+async def test_events_of_related_objects_are_read_in_order() -> None:
     cluster = Cluster(
         event("ControlPlane", "acme", at="03"),
         event("ControlPlane", "globex", at="01"),
@@ -45,14 +45,14 @@ async def test_all_that_belongs_to_it_comes_in_order() -> None:
         event("ControlPlaneEndpoint", "acme", at="05"),
         event("ControlPlaneSnapshot", "acme-1", at="04"),
         event("Pod", "kube-apiserver-1", at="06", namespace="kplane-cp-acme"),
-        # Another kind of another group, of the same name.
+        # A kind of a different API group with the same kind and name.
         event("ControlPlane", "acme", at="07")
         | {"involvedObject": {"apiVersion": "x/v1", "kind": "ControlPlane", "name": "acme"}},
         referring={"ControlPlaneRegistration": ["nodes"], "ControlPlaneSnapshot": ["acme-1"]},
     )
     acme = ControlPlane.model_validate({"metadata": {"name": "acme"}, "spec": {}})
-    found = await ControlPlaneEvents(cluster, acme).read()  # type: ignore[arg-type]
-    assert [each.about for each in found] == [
+    events = await ControlPlaneEvents(cluster, acme).read()  # type: ignore[arg-type]
+    assert [item.about for item in events] == [
         "ControlPlaneRegistration/nodes",
         "ControlPlane/acme",
         "ControlPlaneSnapshot/acme-1",
@@ -70,6 +70,6 @@ async def test_all_that_belongs_to_it_comes_in_order() -> None:
         ({"lastTimestamp": None}, 0, 1),
     ],
 )
-def test_both_forms_of_events_are_read(fields: dict[str, Any], last: int, count: int) -> None:
-    found = KubernetesEvent.read({"metadata": {"creationTimestamp": moment("00")}, **fields})
-    assert (found.last, found.count) == (datetime(2026, 11, 26, 10, 0, last, tzinfo=UTC), count)
+def test_times_of_both_event_formats_are_read(fields: dict[str, Any], last: int, count: int) -> None:
+    result = KubernetesEvent.read({"metadata": {"creationTimestamp": moment("00")}, **fields})
+    assert (result.last, result.count) == (datetime(2026, 11, 26, 10, 0, last, tzinfo=UTC), count)

@@ -1,4 +1,4 @@
-"""A kubeconfig Secret that was lost is told apart from one that was never published, and waited for."""
+"""A lost kubeconfig Secret is waited for. A Secret that was never published is an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ READY["lastTransitionTime"] = "2026-11-26T12:00:00Z"
 
 
 class Cluster:
-    """Has one control plane; its Secret appears after so many reads."""
+    """A cluster with a control plane whose Secret appears after `after` reads."""
 
     def __init__(
         self, *, keys: tuple[str, ...] = ("kubeconfig", "kubeconfig-external"), after: int, **status: Any
@@ -51,30 +51,30 @@ class Cluster:
         ({"endpoint": "https://a", "phase": "Hibernated"}, "is gone; .* kplane wake acme"),
     ],
 )
-async def test_missing_kubeconfig_says_why(status: dict[str, Any], said: str) -> None:
+async def test_error_of_missing_kubeconfig_names_cause(status: dict[str, Any], said: str) -> None:
     with pytest.raises(NoKubeconfig, match=said):
         await Cluster(after=9, **status).connect().kubeconfig("acme")
 
 
-async def test_secret_without_key_says_so() -> None:
+async def test_error_of_secret_without_key_names_key() -> None:
     control_planes = Cluster(after=0, keys=("kubeconfig",), endpoint="https://a").connect()
     assert await control_planes.kubeconfig("acme", internal=True) == "text"
     with pytest.raises(NoKubeconfig, match=re.escape("has no key kubeconfig-external")):
         await control_planes.kubeconfig("acme")
 
 
-async def test_lost_kubeconfig_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_restored_kubeconfig_waits_for_lost_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kplane.client.control_planes, "_POLL_SECONDS", 0.0)
     assert await Cluster(after=5, endpoint="https://a").connect().restored_kubeconfig("acme") == "text"
 
 
-async def test_lost_kubeconfig_that_does_not_come_back_ends_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_restored_kubeconfig_times_out_if_secret_stays_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kplane.client.control_planes, "_POLL_SECONDS", 0.0)
     control_planes = Cluster(after=10**9, endpoint="https://a").connect()
     with pytest.raises(NoKubeconfig, match="is gone"):
         await control_planes.restored_kubeconfig("acme", timeout_seconds=0.1)
 
 
-async def test_kubeconfig_that_was_never_published_is_not_waited_for() -> None:
+async def test_restored_kubeconfig_does_not_wait_for_unpublished_secret() -> None:
     with pytest.raises(NoKubeconfig, match="has published no kubeconfig yet"):
         await Cluster(after=10**9).connect().restored_kubeconfig("acme", timeout_seconds=60)

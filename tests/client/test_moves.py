@@ -1,4 +1,4 @@
-"""A move restores the settings of the mode that it goes to, and a way back leads to the former home itself."""
+"""A move restores the settings of its target mode, and a rollback restores the former home."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def merged(target: Any, patch: Any) -> Any:
 
 
 class Acme:
-    """A control plane as the API server keeps it, and the operator that moves it."""
+    """The object of a control plane in the API server, and the operator that moves the control plane."""
 
     def __init__(self, spec: dict[str, Any], **status: Any) -> None:
         self.object: dict[str, Any] = {"metadata": {"name": "acme", "generation": 1}, "spec": spec, "status": status}
@@ -44,22 +44,22 @@ class Acme:
         return {name: value for name, value in self.object["spec"].items() if name != "migration"}
 
     def wanted(self, *, slot: int) -> dict[str, Any]:
-        asked = self.model.home_asked_for()
-        return asked.model_copy(update={"slot": slot}).model_dump(mode="json", by_alias=True, exclude_none=True)
+        home = self.model.home_asked_for()
+        return home.model_copy(update={"slot": slot}).model_dump(mode="json", by_alias=True, exclude_none=True)
 
     def ask(self, mode: ControlPlaneMode, *, home: bool = True) -> None:
-        found = home_of_mode(self.model, mode) if home else None
-        self.object = merged(self.object, patch_for(self.model, mode=mode, home=found, plan=False))
-        # The API server refuses what does not go together.
+        target = home_of_mode(self.model, mode) if home else None
+        self.object = merged(self.object, patch_for(self.model, mode=mode, home=target, plan=False))
+        # Validation of the model refuses inconsistent fields, as the API server does.
         assert self.model.spec.mode is mode
 
     def abort(self) -> None:
-        here = self.model.home
-        self.object = merged(self.object, patch_for(self.model, mode=here.mode, home=here, plan=False))
+        present_home = self.model.home
+        self.object = merged(self.object, patch_for(self.model, mode=present_home.mode, home=present_home, plan=False))
 
     def roll_back(self) -> None:
-        former = former_home(self.model)
-        self.object = merged(self.object, patch_for(self.model, mode=former.mode, home=former, plan=False))
+        home = former_home(self.model)
+        self.object = merged(self.object, patch_for(self.model, mode=home.mode, home=home, plan=False))
 
     def begin(self, step: str = "Copying") -> None:
         status = self.object["status"]
@@ -71,8 +71,8 @@ class Acme:
         self.object["status"] = {**self.object["status"], "home": self.object["status"]["migration"]["to"]}
 
     def asks_for_former_home(self) -> bool:
-        found = self.model
-        return found.status.migration is not None and found.home_asked_for().is_like(found.status.migration.source)
+        model = self.model
+        return model.status.migration is not None and model.home_asked_for().is_like(model.status.migration.source)
 
     def asks_for_present_home(self) -> bool:
         return self.model.home_asked_for().is_like(self.model.home)
@@ -91,7 +91,7 @@ def test_rollback_to_dedicated_asks_for_the_former_volume() -> None:
 
 def test_rollback_works_after_a_move_by_kubectl() -> None:
     acme = Acme({"mode": "Dedicated", "dedicated": {"volume": VOLUME}})
-    # Nothing was set aside.
+    # kubectl did not set the former settings aside.
     acme.object["spec"] = {"mode": "Virtual"}
     acme.cut()
     acme.roll_back()
@@ -117,7 +117,7 @@ def test_round_trip_from_virtual_keeps_its_settings(virtual: dict[str, Any]) -> 
     acme.ask(VIRTUAL)
     assert acme.spec == spec
     assert acme.asks_for_former_home()
-    # There and back once more.
+    # A second round trip.
     acme.cut()
     acme.ask(DEDICATED)
     acme.cut()
@@ -134,7 +134,7 @@ def test_move_restores_settings_after_the_former_home_is_forgotten() -> None:
     assert acme.spec["virtual"] == {"start": "OnDemand", "dataStoreRef": {"name": "east"}}
 
 
-def test_abort_before_the_cut_restores_what_the_move_set_aside() -> None:
+def test_abort_before_the_cut_restores_former_settings() -> None:
     virtual = {"start": "OnDemand", "dataStoreRef": {"name": "east"}}
     acme = Acme({"mode": "Virtual", "virtual": virtual})
     acme.ask(DEDICATED)
@@ -154,7 +154,7 @@ def test_abort_after_the_cut_stays_in_the_present_home() -> None:
     assert acme.asks_for_present_home()
 
 
-def test_abort_of_another_volume_removes_what_the_former_one_did_not_have() -> None:
+def test_abort_of_volume_change_removes_added_volume_fields() -> None:
     acme = Acme({"mode": "Dedicated", "dedicated": {"volume": {"size": "20Gi"}}})
     acme.object["spec"]["dedicated"] = {"volume": {"storageClassName": "fast"}}
     acme.begin()
@@ -167,14 +167,14 @@ def test_abort_of_another_volume_removes_what_the_former_one_did_not_have() -> N
     assert acme.asks_for_present_home()
 
 
-def test_rollback_to_the_default_data_store_names_it_if_the_class_has_another() -> None:
+def test_rollback_names_default_data_store_if_class_has_another() -> None:
     acme = Acme({"mode": "Virtual"})
     acme.object["status"]["rememberedClass"] = {"name": "x", "spec": {"virtual": {"dataStoreRef": {"name": "west"}}}}
     acme.ask(DEDICATED)
     acme.cut()
     acme.roll_back()
     assert acme.spec["virtual"] == {"dataStoreRef": {"name": "default"}}
-    # It was in the store of the class: that stays a choice of the class.
+    # The former home used the store of the class, so the choice stays with the class.
     acme = Acme({"mode": "Virtual"}, home={"mode": "Virtual", "dataStore": "west"})
     acme.object["status"]["rememberedClass"] = {"name": "x", "spec": {"virtual": {"dataStoreRef": {"name": "west"}}}}
     acme.ask(DEDICATED)
@@ -183,25 +183,25 @@ def test_rollback_to_the_default_data_store_names_it_if_the_class_has_another() 
     assert acme.spec == {"mode": "Virtual"}
 
 
-def test_path_of_another_name_is_kept() -> None:
+def test_move_keeps_cluster_path_that_differs_from_name() -> None:
     acme = Acme({"mode": "Virtual", "virtual": {"clusterPath": "acme-corp"}}, clusterPath="acme-corp")
     acme.ask(DEDICATED)
     acme.cut()
-    # Somebody removed the annotation.
+    # A user removed the annotation.
     acme.object["metadata"]["annotations"] = {}
     acme.ask(VIRTUAL)
     assert acme.spec["virtual"] == {"clusterPath": "acme-corp"}
 
 
 @pytest.mark.parametrize("annotation", ["", "{", "[]", "null", '{"Virtual": 1}', '{"Dedicated": {}}'])
-def test_bad_annotation_is_ignored(annotation: str) -> None:
+def test_unreadable_settings_annotation_is_ignored(annotation: str) -> None:
     acme = Acme({"mode": "Dedicated"})
     acme.object["metadata"]["annotations"] = {FORMER_SETTINGS_ANNOTATION: annotation}
     acme.ask(VIRTUAL)
     assert acme.spec == {"mode": "Virtual"}
 
 
-def test_arrived_waits_until_the_move_is_given_up() -> None:
+def test_arrived_waits_until_the_aborted_migration_is_gone() -> None:
     acme = Acme({"mode": "Virtual"}, observedGeneration=1)
     ready = {
         "type": "Ready",

@@ -1,4 +1,4 @@
-"""A wait for a sleep ends as soon as it is known what keeps the control plane awake."""
+"""A wait for sleep ends as soon as the cause that keeps the control plane awake is known."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def condition(kind: str, status: str, reason: str, message: str = "m") -> dict[s
 
 
 def state(phase: str, *conditions: Any, metadata: Any = None, **status: Any) -> dict[str, Any]:
-    told = [condition("Ready", "True", "Reconciled"), *conditions]
+    all_conditions = [condition("Ready", "True", "Reconciled"), *conditions]
     return {
         "metadata": {"name": "acme", **(metadata or {})},
         "spec": {},
-        "status": {"phase": phase, "conditions": told, **status},
+        "status": {"phase": phase, "conditions": all_conditions, **status},
     }
 
 
@@ -45,7 +45,7 @@ WAKES = state("Waking", condition("Hibernated", "False", Reason.WAKING, "woken, 
 
 
 class Cluster:
-    """Has one control plane, which passes through these states after a request to sleep."""
+    """A cluster whose control plane passes through the given states after a request to sleep."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, before: dict[str, Any], *states: dict[str, Any]) -> None:
         self.present = before
@@ -77,8 +77,8 @@ class Cluster:
 
 
 async def test_wait_for_sleep_returns_when_control_plane_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = await Cluster(monkeypatch, AWAKE, FALLS, ASLEEP).sleep()
-    assert done.status.phase == "Hibernated"
+    control_plane = await Cluster(monkeypatch, AWAKE, FALLS, ASLEEP).sleep()
+    assert control_plane.status.phase == "Hibernated"
 
 
 async def test_wait_for_sleep_ends_at_once_when_kept_awake(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,31 +87,31 @@ async def test_wait_for_sleep_ends_at_once_when_kept_awake(monkeypatch: pytest.M
     assert not isinstance(failure.value, NotSettled)
 
 
-async def test_former_cause_is_no_answer_to_new_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The Job has ended since the operator looked for the last time.
-    done = await Cluster(monkeypatch, KEPT_AWAKE, KEPT_AWAKE, FALLS, ASLEEP).sleep()
-    assert done.status.phase == "Hibernated"
+async def test_wait_for_sleep_ignores_cause_of_earlier_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The Job has ended since the last check of the operator.
+    control_plane = await Cluster(monkeypatch, KEPT_AWAKE, KEPT_AWAKE, FALLS, ASLEEP).sleep()
+    assert control_plane.status.phase == "Hibernated"
 
 
-async def test_former_cause_that_lasts_ends_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wait_for_sleep_ends_if_earlier_cause_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ClientError, match="Job a/job1 runs") as failure:
         await Cluster(monkeypatch, KEPT_AWAKE).sleep()
     assert not isinstance(failure.value, NotSettled)
 
 
-async def test_wait_for_sleep_tells_that_clients_woke_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wait_for_sleep_fails_if_client_wakes_control_plane(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ClientError, match=r"slept and was woken again: .*woken, because a client asked for it"):
         await Cluster(monkeypatch, AWAKE, FALLS, ASLEEP, WAKES).sleep()
 
 
-async def test_wake_before_sleep_ends_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wait_for_sleep_fails_if_wake_request_is_newer(monkeypatch: pytest.MonkeyPatch) -> None:
     later = (datetime.now(UTC) + timedelta(seconds=30)).isoformat()
-    asked = {**FALLS, "metadata": {"name": "acme", "annotations": {WAKE: later}}}
+    woken = {**FALLS, "metadata": {"name": "acme", "annotations": {WAKE: later}}}
     with pytest.raises(ClientError, match="a client asked for it after the request to sleep"):
-        await Cluster(monkeypatch, AWAKE, asked).sleep()
+        await Cluster(monkeypatch, AWAKE, woken).sleep()
 
 
-async def test_timeout_tells_what_the_sleep_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_timeout_of_sleep_names_pending_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotSettled, match="FallingAsleep: its API server ends"):
         await Cluster(monkeypatch, AWAKE, FALLS).sleep(seconds=0.5)
 
@@ -132,5 +132,5 @@ def test_obstacle_names_what_keeps_control_plane_awake(control_plane: dict[str, 
 
 
 @pytest.mark.parametrize("control_plane", [AWAKE, FALLS, WAKES])
-def test_work_on_a_sleep_is_no_obstacle(control_plane: dict[str, Any]) -> None:
+def test_obstacle_is_none_while_sleep_proceeds(control_plane: dict[str, Any]) -> None:
     assert obstacle(ControlPlane.model_validate(control_plane)) is None

@@ -1,4 +1,4 @@
-"""A wait for a snapshot ends at once when the operator says that it waits for a person."""
+"""A wait for a snapshot ends immediately if the snapshot needs an action of a user."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CREATED_AT = "2026-11-26T12:00:00Z"
 
 
 class Cluster:
-    """Creates what it is asked to, and has the control planes of these names."""
+    """A cluster that creates requested objects and has control planes of the given names."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
@@ -35,14 +35,14 @@ class Cluster:
 
 
 def follow_reasons(monkeypatch: pytest.MonkeyPatch, *reasons: str) -> None:
-    """Have a snapshot without a condition, then with one of each of these reasons, then no change any more."""
+    """Emit a snapshot without a condition, then one change for each reason, and then no more changes."""
 
     async def follow(client: Cluster, kind: type[ControlPlaneSnapshot], *, name: str) -> AsyncGenerator[Any, None]:
         del name
         yield Change("ADDED", kind.model_validate(client.created))
         for reason in reasons:
-            told = {"type": "Ready", "status": "False", "reason": reason, "message": f"the words of {reason}"}
-            status = {"phase": "Pending", "conditions": [told | {"lastTransitionTime": CREATED_AT}]}
+            condition = {"type": "Ready", "status": "False", "reason": reason, "message": f"the words of {reason}"}
+            status = {"phase": "Pending", "conditions": [condition | {"lastTransitionTime": CREATED_AT}]}
             yield Change("MODIFIED", kind.model_validate(client.created | {"status": status}))
         await asyncio.Event().wait()
 
@@ -55,9 +55,7 @@ async def save(cluster: Cluster, *, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("reason", [Reason.NO_SNAPSHOT_STORAGE, Reason.NOT_RUN_BY_KPLANE])
-async def test_snapshot_that_waits_for_person_ends_wait_at_once(
-    monkeypatch: pytest.MonkeyPatch, reason: Reason
-) -> None:
+async def test_wait_ends_at_once_if_snapshot_needs_user_action(monkeypatch: pytest.MonkeyPatch, reason: Reason) -> None:
     follow_reasons(monkeypatch, Reason.SAVING, reason)
     async with asyncio.timeout(10):
         with pytest.raises(ClientError, match=f"the words of {reason}; .*kplane backup delete before") as failure:
@@ -65,7 +63,7 @@ async def test_snapshot_that_waits_for_person_ends_wait_at_once(
     assert not isinstance(failure.value, NotSettled)
 
 
-async def test_snapshot_of_missing_control_plane_ends_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wait_ends_at_once_if_control_plane_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     follow_reasons(monkeypatch, Reason.CONTROL_PLANE_NOT_FOUND)
     async with asyncio.timeout(10):
         with pytest.raises(NoControlPlane, match="acme"):
@@ -73,7 +71,7 @@ async def test_snapshot_of_missing_control_plane_ends_wait_at_once(monkeypatch: 
 
 
 @pytest.mark.parametrize("reason", [Reason.SAVING, Reason.SNAPSHOT_FAILED, Reason.CONTROL_PLANE_NOT_FOUND])
-async def test_snapshot_that_passes_by_itself_is_waited_for(monkeypatch: pytest.MonkeyPatch, reason: Reason) -> None:
+async def test_wait_continues_for_reasons_that_may_pass(monkeypatch: pytest.MonkeyPatch, reason: Reason) -> None:
     follow_reasons(monkeypatch, reason)
     with pytest.raises(NotSettled, match=f"the words of {reason}"):
         await save(Cluster("acme"), seconds=0.2)

@@ -1,4 +1,4 @@
-"""Clients honour `tls-server-name` of a kubeconfig: they connect to one address, and verify another name."""
+"""Clients honour `tls-server-name` of a kubeconfig: they connect to an address and verify a different name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _VERSION = {
 
 
 class Named:
-    """A server on 127.0.0.1 whose certificate is for another name alone."""
+    """A server on 127.0.0.1 with a certificate for a different name only."""
 
     def __init__(self, port: int, ca: bytes) -> None:
         self.asked: list[str | None] = []
@@ -54,7 +54,7 @@ async def named(tmp_path: Path) -> AsyncIterator[Named]:
     (tmp_path / "server.pem").write_bytes(pair.certificate + pair.key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "server.pem")
-    context.sni_callback = lambda _connection, name, _context: found.asked.append(name)
+    context.sni_callback = lambda _connection, name, _context: named_server.asked.append(name)
 
     async def version(_: web.Request) -> web.Response:
         return web.json_response(_VERSION)
@@ -73,9 +73,9 @@ async def named(tmp_path: Path) -> AsyncIterator[Named]:
     server = TestServer(app)
     await server.start_server(ssl=context)
     assert server.port is not None
-    found = Named(server.port, authority.certificate)
+    named_server = Named(server.port, authority.certificate)
     try:
-        yield found
+        yield named_server
     finally:
         await server.close()
 

@@ -1,4 +1,4 @@
-"""Tokens are asked for the ServiceAccount that the published one is of."""
+"""Tokens are requested for the ServiceAccount of the published token."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Tenant:
         return {"status": {"token": "new"}}
 
 
-async def test_the_account_of_the_published_token_gets_another_one() -> None:
+async def test_issue_token_requests_token_of_published_service_account() -> None:
     tenant = Tenant(jwt({"sub": "system:serviceaccount:kplane-system:controlplane-admin"}))
     assert await issue_token(tenant, seconds=900) == "new"  # type: ignore[arg-type]
     path = "/api/v1/namespaces/kplane-system/serviceaccounts/controlplane-admin/token"
@@ -35,6 +35,6 @@ async def test_the_account_of_the_published_token_gets_another_one() -> None:
 
 
 @pytest.mark.parametrize("token", [None, "", "opaque", "a.b.c", jwt({}), jwt({"sub": "someone"}), jwt({"sub": 1})])
-async def test_another_credential_is_refused_with_advice(token: str | None) -> None:
+async def test_issue_token_without_service_account_token_is_refused(token: str | None) -> None:
     with pytest.raises(ClientError, match="a class with auth"):
         await issue_token(Tenant(token), seconds=900)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Settings of a class that mean the same make the same API server, so that no pod is replaced."""
+"""Equivalent settings of a class give the same API server, so that no pod is replaced."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def arguments(*flags: str) -> tuple[str, ...]:
         (["--api-audiences=a,b"], ["--api-audiences=b", "--api-audiences=a,b"]),
     ],
 )
-def test_flags_that_mean_the_same_start_nothing_anew(one: list[str], other: list[str]) -> None:
+def test_equivalent_flags_give_equal_arguments(one: list[str], other: list[str]) -> None:
     assert arguments(*one) == arguments(*other)
 
 
@@ -48,7 +48,7 @@ def test_flags_that_mean_the_same_start_nothing_anew(one: list[str], other: list
         (["--service-account-extend-token-expiration"], ["--service-account-extend-token-expiration=false"]),
     ],
 )
-def test_flags_that_differ_in_meaning_stay_different(one: list[str], other: list[str]) -> None:
+def test_flags_with_other_meaning_give_other_arguments(one: list[str], other: list[str]) -> None:
     assert arguments(*one) != arguments(*other)
 
 
@@ -61,7 +61,7 @@ def test_each_flag_keeps_its_last_value(flags: list[str]) -> None:
     assert canonical_flags(canonical_flags(flags)) == canonical_flags(flags)
 
 
-def test_audit_lists_are_sets_and_rules_are_not() -> None:
+def test_order_matters_for_audit_rules_but_not_for_their_lists() -> None:
     quiet = {"level": "None", "verbs": ["get", "list"], "users": ["b", "a"], "resources": [{"group": "b"}, {}]}
     same = {**quiet, "verbs": ["list", "get", "get"], "users": ["a", "b"], "resources": [{}, {"group": "b"}]}
     rest = {"level": "Metadata"}
@@ -73,7 +73,7 @@ def test_audit_lists_are_sets_and_rules_are_not() -> None:
     assert written(quiet, rest) != written(rest, quiet)
 
 
-def test_order_of_tolerations_means_nothing() -> None:
+def test_order_of_tolerations_is_ignored() -> None:
     def scheduling(*keys: str) -> Any:
         tolerations = [{"key": key, "operator": "Exists"} for key in keys]
         body = {"metadata": {"name": "a"}, "spec": {"pods": {"tolerations": tolerations}}}

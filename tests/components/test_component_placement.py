@@ -1,4 +1,4 @@
-"""Where a control plane's components are on a cluster."""
+"""Namespaces and names of a control plane's components on a cluster."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_components_are_in_the_namespace_of_their_control_plane(name: str) -> No
     assert place(etcd_name(name)) == Placement(namespace, "etcd", group="etcd")
     assert place(etcd_name(name, 2)) == Placement(namespace, "etcd-2", group="etcd")
     assert place(template_name(name)) == Placement(namespace, "template")
-    assert [each for each in components_of(name) if makes_template(each)] == [template_name(name)]
+    assert [component for component in components_of(name) if makes_template(component)] == [template_name(name)]
     assert place(apiserver_name(name, slot=1)) == Placement(namespace, "kube-apiserver-2")
     assert place(egress_name(name, slot=1)) == Placement(namespace, "egress-proxy-2")
     assert place(etcd_name(name, 1, slot=1)) == Placement(namespace, "etcd-4", group="etcd")
@@ -45,12 +45,12 @@ def test_components_are_in_the_namespace_of_their_control_plane(name: str) -> No
     ]
     assert len({*homes[0], *homes[1], template_name(name)}) == 11
     assert set(components_of(name)) == {*homes[0], *homes[1], template_name(name)}
-    assert all(len(each) <= 63 for each in components_of(name))
+    assert all(len(component) <= 63 for component in components_of(name))
 
 
 @pytest.mark.parametrize("control_plane", ["acme", "a.b", "x" * 53, "x" * 253])
 @pytest.mark.parametrize("uid", ["2f0f0a39-8a1e-4b66-b7e1-0c5f1a3e0d11", "another"])
-def test_each_registration_has_its_mcm_in_the_namespace_of_the_control_plane(control_plane: str, uid: str) -> None:
+def test_mcm_of_registration_is_in_namespace_of_control_plane(control_plane: str, uid: str) -> None:
     component = mcm_name(control_plane, uid=uid)
     assert re.fullmatch("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", component)
     mark = mcm_mark(uid)
@@ -58,16 +58,16 @@ def test_each_registration_has_its_mcm_in_the_namespace_of_the_control_plane(con
     assert place(component) == Placement(management_namespace(control_plane), f"mcm-{mark}")
 
 
-def test_what_is_of_a_control_plane_is_no_mcm() -> None:
+def test_components_of_control_plane_have_no_mcm_mark() -> None:
     names = ["mcm", "mcmabcdef", "mcmabcdef-a", "mcm-abcdef-a"]
-    assert [mark_of(made(name)) for made in (apiserver_name, etcd_name) for name in names] == [None] * 8
+    assert [mark_of(name_of(name)) for name_of in (apiserver_name, etcd_name) for name in names] == [None] * 8
 
 
-def test_registrations_of_the_same_control_plane_have_an_mcm_each() -> None:
+def test_registrations_of_a_control_plane_have_separate_mcms() -> None:
     names = {mcm_name("acme", uid=f"uid-{number}") for number in range(1000)}
     assert len(names) == 1000
 
 
-def test_name_that_is_none_of_ours_is_refused() -> None:
+def test_unknown_component_name_raises_runtime_failure() -> None:
     with pytest.raises(RuntimeFailure, match="Component web is none of a control plane"):
         place("web")

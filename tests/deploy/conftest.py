@@ -1,4 +1,4 @@
-"""The chart, as the real helm renders it."""
+"""The chart as rendered by the real helm, and members of etcd."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ import yaml
 _ROOT = Path(__file__).parents[2]
 _NAMESPACE = "kplane-system"
 _IMAGES = _ROOT / "deploy" / "values-dev.yaml"
-"""The chart names no images of kplane by itself."""
+"""Images of kplane, which the chart has no default for."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""Twelve times as fast, where PyYAML was built with libyaml."""
+"""Twelve times as fast if PyYAML was built with libyaml."""
 
 _VALUES = sorted((Path(__file__).parent / "values").glob("*.yaml"))
 
@@ -30,12 +30,12 @@ Manifest = dict[str, Any]
 
 
 class Refused(Exception):
-    """helm's own words."""
+    """Error message of helm."""
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """What one set of values makes of the chart."""
+    """Manifests of the chart for a set of values."""
 
     text: str
 
@@ -45,19 +45,19 @@ class Rendered:
 
     @property
     def manifests(self) -> list[Manifest]:
-        """Copies, because tests change them."""
+        """Copies of the manifests, which tests may change."""
         manifests: list[Manifest] = json.loads(self._documents)
         return manifests
 
     def one(self, kind: str, name: str) -> Manifest:
-        (found,) = [item for item in self.manifests if item["kind"] == kind and item["metadata"]["name"] == name]
-        return found
+        (manifest,) = [item for item in self.manifests if item["kind"] == kind and item["metadata"]["name"] == name]
+        return manifest
 
     def names(self, kind: str) -> list[str]:
         return sorted(item["metadata"]["name"] for item in self.manifests if item["kind"] == kind)
 
     def pod_templates(self) -> dict[str, Manifest]:
-        """What pods are made from, by kind and name of the object that makes them."""
+        """Return the pod templates by kind and name of the object that has them."""
         templates = {}
         for item in self.manifests:
             match item["kind"]:
@@ -80,7 +80,7 @@ class Rendered:
 
 @dataclass(frozen=True)
 class Chart:
-    """The chart, and helm without any settings of the user. What helm refuses raises `refused`."""
+    """The chart, and helm without settings of the user. Raises `refused` on an error of helm."""
 
     program: Path
     home: Path
@@ -89,28 +89,28 @@ class Chart:
     refused: type[Refused] = Refused
     images: Path | None = _IMAGES
     rendered: dict[tuple[str, ...], Rendered] = field(default_factory=dict)
-    """By the arguments and values: most tests look at the same few renderings, and each costs a process."""
+    """Cache by arguments and values: each rendering takes a process, and most tests share a few renderings."""
 
     @property
     def values(self) -> dict[str, Any]:
-        """The defaults."""
+        """Default values of the chart."""
         values: dict[str, Any] = yaml.safe_load((self.directory / "values.yaml").read_text())
         return values
 
     def helm(self, command: str, *args: str) -> str:
-        """Run helm; the chart gets the images of `make images`, which later files of values may change."""
+        """Run helm with the images of `make images`. Later files of values may override the images."""
         homes = {f"HELM_{kind}_HOME": str(self.home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
         images = [f"--values={self.images}"] if self.images and str(self.directory) in args else []
-        done = subprocess.run(
+        process = subprocess.run(
             [str(self.program), command, *images, *args],
             env={**os.environ, **homes},
             capture_output=True,
             text=True,
             check=False,
         )
-        if done.returncode:
-            raise Refused(done.stderr.strip())
-        return done.stdout
+        if process.returncode:
+            raise Refused(process.stderr.strip())
+        return process.stdout
 
     def render(
         self,
@@ -120,10 +120,10 @@ class Chart:
         settings: dict[str, Any] | None = None,
         tests: bool = False,
     ) -> Rendered:
-        """Render with a file of values, and with single settings by their names with dots. `tests` adds `helm test`."""
-        given = [f"--values={values}"] if values else []
-        given += [f"--set-json={name}={json.dumps(value)}" for name, value in (settings or {}).items()]
-        command = ("template", release, str(self.directory), f"--namespace={self.namespace}", *given)
+        """Render with a file of values and with settings by dotted names. `tests` includes the hooks of `helm test`."""
+        flags = [f"--values={values}"] if values else []
+        flags += [f"--set-json={name}={json.dumps(value)}" for name, value in (settings or {}).items()]
+        command = ("template", release, str(self.directory), f"--namespace={self.namespace}", *flags)
         command = command if tests else (*command, "--skip-tests")
         key = (*command, values.read_text() if values else "")
         if key not in self.rendered:
@@ -132,7 +132,7 @@ class Chart:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a program, by force if it does not end of itself."""
+    """Terminate a program, and kill it after 60 s."""
     process.terminate()
     try:
         process.wait(timeout=60)
@@ -144,7 +144,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 @dataclass
 class Etcd:
-    """One member of an etcd, without TLS: `<volume>/data` holds its data, as in the chart."""
+    """Member of an etcd without TLS. Its data directory is `<volume>/data`, as in the chart."""
 
     program: Path
     volume: Path
@@ -183,7 +183,7 @@ class Etcd:
             self.process = None
 
     def wait_listening(self) -> None:
-        """Wait until the member accepts connections: gRPC pauses for a second after one that is refused."""
+        """Wait until the member accepts connections: gRPC pauses for a second after a refused connection."""
         host, port = self.client_url.removeprefix("http://").split(":")
         deadline = time.monotonic() + 60
         while self.process is not None and self.process.poll() is None:
@@ -203,7 +203,7 @@ class Etcd:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     def metrics(self) -> str:
-        """What Prometheus gets. Raises OSError before the member is ready."""
+        """Return the text that Prometheus scrapes. Raises OSError before the member is ready."""
         with urllib.request.urlopen(f"{self.metrics_url}/readyz"):
             pass
         with urllib.request.urlopen(f"{self.metrics_url}/metrics") as answer:
@@ -213,7 +213,7 @@ class Etcd:
 
 @pytest.fixture
 def etcds(binaries: Any, tmp_path: Path, hold_port: Callable[[], int]) -> Iterator[list[Etcd]]:
-    """Three members with a volume each, none of them started."""
+    """Three members that are not started, each with a volume."""
     members = [
         Etcd(
             binaries.path("etcd"),
@@ -234,7 +234,7 @@ def etcds(binaries: Any, tmp_path: Path, hold_port: Callable[[], int]) -> Iterat
 
 @pytest.fixture
 def etcd(etcds: list[Etcd]) -> Etcd:
-    """An etcd of one member, which runs."""
+    """A running etcd with a single member."""
     etcds[0].start()
     return etcds[0]
 
@@ -248,12 +248,12 @@ def chart(tmp_path_factory: pytest.TempPathFactory) -> Chart:
 
 @pytest.fixture(params=_VALUES, ids=lambda path: path.stem)
 def values_file(request: pytest.FixtureRequest) -> Path:
-    """Each of the files of values."""
+    """Each file of values."""
     path: Path = request.param
     return path
 
 
 @pytest.fixture(scope="session")
 def everything_on() -> Path:
-    """The file with another value than the default almost everywhere."""
+    """File of values that differ from nearly all defaults."""
     return Path(__file__).parent / "values" / "everything-on.yaml"

@@ -1,4 +1,4 @@
-"""The series that the programs expose, from the programs themselves."""
+"""Series that the programs expose, as read from the programs."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from kplane.provider.client.resources import CONFIG_MAPS
 from kplane.provider.controllers.queue import FairQueue
 
 Series = dict[str, set[str]]
-"""Labels by the name of the metric."""
+"""Labels by name of the metric."""
 
 FROM_PROMETHEUS = {"job", "pod", "namespace"}
 """Labels that a ServiceMonitor adds."""
 
 KUBE_STATE_METRICS: Series = {"kube_job_status_failed": {"namespace", "job_name", "reason"}}
-"""Of another program, as its documentation has them."""
+"""Series of kube-state-metrics, from its documentation."""
 
 _POLICIES = ("Fail", "Ignore")
 _WEBHOOKS = Resource(
@@ -49,15 +49,15 @@ _WEBHOOKS = Resource(
 )
 _BY_WEBHOOKS = {"apiserver_admission_webhook_rejection_count", "apiserver_admission_webhook_fail_open_count"}
 _UNSEEN: Series = {"up": set(), "apiserver_audit_error_total": {"plugin"}}
-"""Of Prometheus itself, and of an API server that lost an audit event, as their documentation has them."""
+"""Series of Prometheus, and of an API server that lost an audit event, from their documentation."""
 
 
 def read(text: str) -> Series:
-    found: Series = {}
+    series: Series = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            found.setdefault(sample.name, set()).update(sample.labels)
-    return found
+            series.setdefault(sample.name, set()).update(sample.labels)
+    return series
 
 
 async def operator_series() -> Series:
@@ -126,7 +126,7 @@ def gateway_series() -> Series:
 
 
 async def api_server_series(api_server: Handle, eventually: Any) -> Series:
-    """Have webhooks fail, and read what the API server says, with the label that its ServiceMonitor adds."""
+    """Let webhooks fail. Return the series of the API server with the label that its ServiceMonitor adds."""
     name, labels = "test-series", {"test": "series"}
     refused, ignored = ({"name": f"{policy.lower()}.example.org", "failurePolicy": policy} for policy in _POLICIES)
     common = {
@@ -138,7 +138,7 @@ async def api_server_series(api_server: Handle, eventually: Any) -> Series:
     }
     body = {"metadata": {"name": name, "namespace": "default", "labels": labels}}
     async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
-        webhooks = [{**each, **common} for each in (refused, ignored)]
+        webhooks = [{**webhook, **common} for webhook in (refused, ignored)]
         await client.create(_WEBHOOKS, {"metadata": {"name": name}, "webhooks": webhooks})
 
         async def read_all() -> Series:
@@ -146,23 +146,23 @@ async def api_server_series(api_server: Handle, eventually: Any) -> Series:
                 await client.create(CONFIG_MAPS, body)
                 await client.delete(CONFIG_MAPS, name, namespace="default")
             text = await api_server.kubectl.run("get", "--raw=/metrics")
-            # The parser would add _total to the names of all counters, and Prometheus does not.
+            # The parser would add _total to the names of all counters. Prometheus does not.
             return read(text.replace(" counter\n", " untyped\n"))
 
         try:
-            found: Series = await eventually(read_all, lambda series: series.keys() >= _BY_WEBHOOKS)
+            series_by_name: Series = await eventually(read_all, lambda series: series.keys() >= _BY_WEBHOOKS)
         finally:
             await client.delete(_WEBHOOKS, name)
-    return {name: {*labels, "control_plane"} for name, labels in (found | _UNSEEN).items()}
+    return {name: {*labels, "control_plane"} for name, labels in (series_by_name | _UNSEEN).items()}
 
 
 async def every_series(etcd: Any, api_server: Handle, eventually: Any) -> Series:
     """Merge the series of operator, mcm, gateway, a running etcd and API server, and kube-state-metrics."""
-    known: Series = {}
-    told = await operator_series(), await mcm_series(), read(await eventually(etcd.metrics, timeout=120))
+    merged: Series = {}
+    sources = await operator_series(), await mcm_series(), read(await eventually(etcd.metrics, timeout=120))
     served = await api_server_series(api_server, eventually)
     for name, labels in (
-        item for found in (*told, gateway_series(), served, KUBE_STATE_METRICS) for item in found.items()
+        item for source in (*sources, gateway_series(), served, KUBE_STATE_METRICS) for item in source.items()
     ):
-        known.setdefault(name, set()).update(labels)
-    return known
+        merged.setdefault(name, set()).update(labels)
+    return merged

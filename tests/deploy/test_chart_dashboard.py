@@ -1,4 +1,4 @@
-"""The dashboard asks for what the programs tell."""
+"""Dashboard and ServiceMonitors of the chart, compared with the series that the programs expose."""
 
 from __future__ import annotations
 
@@ -31,38 +31,38 @@ def queries(dashboard: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
             yield panel["title"], target["expr"], target["legendFormat"]
 
 
-async def test_each_panel_asks_for_metrics_and_labels_that_exist(
+async def test_panels_query_metrics_and_labels_that_programs_expose(
     chart: Any, etcd: Any, api_server: Any, eventually: Any
 ) -> None:
-    """Renamed metrics would leave panels empty, and nobody would notice until they are needed."""
-    known = await every_series(etcd, api_server, eventually)
+    """Renamed metrics would silently leave panels empty."""
+    series = await every_series(etcd, api_server, eventually)
     rendered = chart.render(settings={"metrics.dashboard.enabled": True})
     dashboard = json.loads(rendered.one("ConfigMap", "kplane-dashboard")["data"]["kplane.json"])
-    wrong = []
+    problems = []
     for title, expression, legend in queries(dashboard):
         metrics = _METRIC.findall(expression)
         assert metrics, title
         labels = set(_LABEL.findall(legend)) | set(re.findall(r"by \(([^)]*)\)", expression.replace(" ", "")))
-        wanted = {label for text in labels for label in text.split(",")} - FROM_PROMETHEUS
-        wrong += [f"{title}: no metric {metric}" for metric in metrics if metric not in known]
-        wrong += [
+        panel_labels = {label for text in labels for label in text.split(",")} - FROM_PROMETHEUS
+        problems += [f"{title}: no metric {metric}" for metric in metrics if metric not in series]
+        problems += [
             f"{title}: {metric} has no label {label}"
             for metric in metrics
-            for label in wanted - known.get(metric, set())
+            for label in panel_labels - series.get(metric, set())
         ]
-    assert wrong == []
+    assert problems == []
     assert len(list(queries(dashboard))) > 20
 
 
-def test_prometheus_finds_each_component(chart: Any) -> None:
-    """Each ServiceMonitor selects one Service, which has the port that it names, on pods that listen there."""
+def test_each_service_monitor_selects_a_service_with_its_port(chart: Any) -> None:
+    """The Service has the port that the ServiceMonitor names, and its pods listen on that port."""
     rendered = chart.render(settings=SCRAPED)
     services = [item for item in rendered.manifests if item["kind"] == "Service"]
     pods = rendered.pod_templates().values()
     monitors = [item for item in rendered.manifests if item["kind"] == "ServiceMonitor"]
     for monitor in (item for item in monitors if not item["metadata"]["name"].endswith("-dedicated")):
-        wanted = monitor["spec"]["selector"]["matchLabels"].items()
-        (service,) = [item for item in services if wanted <= item["metadata"]["labels"].items()]
+        selector = monitor["spec"]["selector"]["matchLabels"].items()
+        (service,) = [item for item in services if selector <= item["metadata"]["labels"].items()]
         (endpoint,) = monitor["spec"]["endpoints"]
         (port,) = [port for port in service["spec"]["ports"] if port["name"] == endpoint["port"]]
         selected = service["spec"]["selector"].items()
@@ -73,10 +73,10 @@ def test_prometheus_finds_each_component(chart: Any) -> None:
     ]
 
 
-async def test_prometheus_reads_some_series_of_each_dedicated_etcd(
+async def test_monitor_of_dedicated_etcd_keeps_the_series_of_panels(
     chart: Any, etcd: Any, api_server: Any, eventually: Any
 ) -> None:
-    """A thousand etcds with all of their series would be too much for it; what is kept exists."""
+    """All series of a thousand etcds would overload Prometheus. Each kept series exists."""
     monitor = chart.render(settings=SCRAPED).one("ServiceMonitor", "kplane-etcd-dedicated")["spec"]
     names = apiserver_name("acme"), etcd_name("acme"), mcm_name("acme", uid="1")
     selected = [name for name in names if selects(monitor["selector"], labels_of(name, placement=place(name)))]
@@ -84,9 +84,9 @@ async def test_prometheus_reads_some_series_of_each_dedicated_etcd(
     (endpoint,) = monitor["endpoints"]
     assert endpoint["port"] in ETCD_PORTS
     (keep,) = endpoint["metricRelabelings"]
-    known = await every_series(etcd, api_server, eventually)
-    kept = {name for name in known if re.fullmatch(keep["regex"], name)}
-    assert kept == {
+    series = await every_series(etcd, api_server, eventually)
+    kept_names = {name for name in series if re.fullmatch(keep["regex"], name)}
+    assert kept_names == {
         "etcd_mvcc_db_total_size_in_bytes",
         "etcd_mvcc_db_total_size_in_use_in_bytes",
         "etcd_server_has_leader",
@@ -95,26 +95,26 @@ async def test_prometheus_reads_some_series_of_each_dedicated_etcd(
         "process_resident_memory_bytes",
     }
     dashboard = json.loads((chart.directory / "files" / "dashboard.json").read_text())
-    asked = [expression for _, expression, _ in queries(dashboard) if "$dedicated" in expression]
-    assert {metric for expression in asked for metric in _METRIC.findall(expression)} <= kept
+    expressions = [expression for _, expression, _ in queries(dashboard) if "$dedicated" in expression]
+    assert {metric for expression in expressions for metric in _METRIC.findall(expression)} <= kept_names
 
 
-def test_panels_of_api_servers_and_their_alerts_ask_for_what_is_kept(chart: Any) -> None:
-    """Whatever else an API server tells is dropped before it is stored."""
+def test_api_server_monitor_keeps_series_of_panels_and_alerts(chart: Any) -> None:
+    """Prometheus drops all other series of an API server before it stores them."""
     rendered = chart.render(settings={"metrics.prometheusRule.enabled": True})
     (group,) = rendered.one("PrometheusRule", "kplane")["spec"]["groups"]
     dashboard = json.loads((chart.directory / "files" / "dashboard.json").read_text())
-    asked = [expression for _, expression, _ in queries(dashboard) if "$apiservers" in expression]
-    asked += [rule["expr"] for rule in group["rules"] if "-apiserver" in rule["expr"]]
+    expressions = [expression for _, expression, _ in queries(dashboard) if "$apiservers" in expression]
+    expressions += [rule["expr"] for rule in group["rules"] if "-apiserver" in rule["expr"]]
     keep, _ = METRIC_RELABELINGS
-    metrics = {metric for expression in asked for metric in _METRIC.findall(expression)} - {"up"}
+    metrics = {metric for expression in expressions for metric in _METRIC.findall(expression)} - {"up"}
     bounds = {"apiserver_request_duration_seconds_bucket": "1"}
     assert len(metrics) > 10
     assert {name for name in metrics if not re.fullmatch(keep["regex"], f"{name};{bounds.get(name, '')}")} == set()
 
 
-def test_prometheus_finds_each_mcm_of_one_registration(chart: Any) -> None:
-    """And no API server and etcd of a tenant beside it; all mcm are one job."""
+def test_monitor_of_dedicated_mcm_selects_only_pods_of_mcm(chart: Any) -> None:
+    """API servers and etcds of tenants have other monitors. All mcm share a job."""
     monitor = chart.render(settings=SCRAPED).one("ServiceMonitor", "kplane-mcm-dedicated")["spec"]
     assert monitor["namespaceSelector"] == {"any": True}
     (endpoint,) = monitor["endpoints"]
@@ -131,10 +131,11 @@ def test_prometheus_finds_each_mcm_of_one_registration(chart: Any) -> None:
 
 
 def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
-    holds = {
+    operators = {
         "Exists": lambda value, _: value is not None,
         "NotIn": lambda value, values: value not in values,
     }
     return selector["matchLabels"].items() <= labels.items() and all(
-        holds[each["operator"]](labels.get(each["key"]), each.get("values")) for each in selector["matchExpressions"]
+        operators[requirement["operator"]](labels.get(requirement["key"]), requirement.get("values"))
+        for requirement in selector["matchExpressions"]
     )

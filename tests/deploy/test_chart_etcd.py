@@ -1,4 +1,4 @@
-"""A real etcd with the arguments of the chart and the certificates that the operator makes."""
+"""A real etcd with the arguments of the chart and the certificates of the operator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.integration
 
 @dataclass(frozen=True)
 class Member:
-    """Where the member listens for clients, and the files that it and its clients have."""
+    """Ports of a member of etcd, and the files of the member and its clients."""
 
     client_port: int
     peer_port: int
@@ -41,11 +41,11 @@ class Member:
         if certificate:
             files += [f"--cert={self.files}/{certificate}.crt", f"--key={self.files}/{certificate}.key"]
         command = [str(self.etcdctl), f"--endpoints=https://localhost:{self.client_port}", *files]
-        done = subprocess.run([*command, *args], capture_output=True, text=True, check=False)
-        return done.stdout + done.stderr
+        process = subprocess.run([*command, *args], capture_output=True, text=True, check=False)
+        return process.stdout + process.stderr
 
     def members(self, *, certificate: str) -> str:
-        """Ask as another member would; the answer, or what kept us out."""
+        """Request the members as another member does. Return the response or the error."""
         context = ssl.create_default_context(cafile=self.files / "ca.crt")
         context.load_cert_chain(self.files / f"{certificate}.crt", self.files / f"{certificate}.key")
         connection = http.client.HTTPSConnection("localhost", self.peer_port, timeout=60, context=context)
@@ -60,7 +60,7 @@ class Member:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """The entries of both Secrets of the operator, and a client certificate of somebody else's authority."""
+    """Entries of both Secrets of the operator, and a client certificate of a foreign authority."""
     credentials = create_credentials("kplane-etcd")
     authority = authority_of(credentials)
     hosts = server_hosts("kplane-etcd", namespace="kplane-system")
@@ -78,8 +78,8 @@ def files(tmp_path: Path) -> Path:
 def member(chart: Any, binaries: Any, files: Path, hold_port: Callable[[], int]) -> Iterator[Member]:
     (container,) = chart.render().pod_templates()["StatefulSet/kplane-etcd"]["spec"]["containers"]
     client, peer, metrics = (hold_port() for _ in range(3))
-    # The places and addresses of the pod become those of this machine; nothing else changes.
-    here = {
+    # Paths and addresses of the pod become paths and addresses of this machine. Other arguments stay.
+    replacements = {
         "$(POD_NAME)": "kplane-etcd-0",
         "/var/lib/etcd": str(files / "volume"),
         "/etc/etcd": str(files),
@@ -88,32 +88,32 @@ def member(chart: Any, binaries: Any, files: Path, hold_port: Callable[[], int])
         "http://0.0.0.0:2381": f"http://127.0.0.1:{metrics}",
     }
     arguments = container["args"]
-    for there, place in here.items():
-        arguments = [argument.replace(there, place) for argument in arguments]
+    for original, place in replacements.items():
+        arguments = [argument.replace(original, place) for argument in arguments]
     (files / "volume").mkdir()
     process = subprocess.Popen([str(binaries.path("etcd")), *arguments])
     yield Member(client, peer, files, binaries.path("etcdctl"))
     end(process)
 
 
-def test_etcd_takes_larger_requests_than_api_servers_send(chart: Chart) -> None:
+def test_etcd_flags_set_the_maximum_request_size(chart: Chart) -> None:
     (container,) = chart.render().pod_templates()["StatefulSet/kplane-etcd"]["spec"]["containers"]
     assert f"--max-request-bytes={MAX_REQUEST_BYTES}" in container["args"]
-    # A member that joins later reads a file.
+    # A member that joins later reads a configuration file.
     joins = chart.directory / "templates" / "etcd" / "join.yaml"
     assert f"max-request-bytes: {MAX_REQUEST_BYTES}\n" in joins.read_text()
 
 
-async def test_who_gets_in(member: Member, eventually: Any) -> None:
-    """The operator with its certificate; nobody without one, and nobody with one of another authority."""
+async def test_etcd_accepts_only_certificates_of_its_authority(member: Member, eventually: Any) -> None:
+    """The operator has such a certificate. Requests without it, or with a foreign one, fail."""
     await eventually(lambda: member.ctl("endpoint", "health"), lambda told: "is healthy" in told, timeout=120)
     assert member.ctl("put", "key", "value") == "OK\n"
     for stranger in ("", "stranger"):
         refused = member.ctl("get", "key", "--command-timeout=2s", "--dial-timeout=2s", certificate=stranger)
         assert "value" not in refused
         assert "Error" in refused
-    # A tenant's certificate is of the same authority, and opens nothing between members.
+    # A tenant's certificate has the same authority, and the peer port refuses it.
     assert "kplane-etcd-0" in member.members(certificate="server")
     assert member.members(certificate="tenant").startswith("refused: ")
-    # The member that the chart runs is known to itself under the name of its pod.
+    # The member advertises the name of its pod.
     assert "https://kplane-etcd-0.kplane-etcd-peers.kplane-system.svc:2380" in member.ctl("member", "list")

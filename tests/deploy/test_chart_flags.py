@@ -1,4 +1,4 @@
-"""Both programs understand what the chart tells them."""
+"""Operator and mcm parse the flags that the chart gives them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ pytestmark = pytest.mark.integration
 
 
 def arguments(rendered: Any, program: str) -> list[str]:
-    """What a program is started with; the directories of its pod become ones of this machine."""
-    (template,) = [found for name, found in rendered.pod_templates().items() if name.endswith(program)]
+    """Return the arguments of a program in the rendered chart."""
+    (template,) = [result for name, result in rendered.pod_templates().items() if name.endswith(program)]
     (container,) = template["spec"]["containers"]
-    found: list[str] = container["args"]
-    return found
+    result: list[str] = container["args"]
+    return result
 
 
 CA = create_authority("gateway").certificate
@@ -36,10 +36,10 @@ def operator_settings(rendered: Any, credentials: Path) -> OperatorConfig:
         directory.mkdir(exist_ok=True)
         for name in ("ca.crt", "ca.key", "client.crt", "client.key"):
             (directory / name).touch()
-    given = [item.replace("=/backup", f"={credentials}") for item in arguments(rendered, "-operator")]
+    flags = [item.replace("=/backup", f"={credentials}") for item in arguments(rendered, "-operator")]
     (credentials / "ca.crt").write_bytes(CA)
     mounted = ("/etc/kplane/shared-etcd", "/etc/kplane/bucket", "/etc/kplane/gateway", "/etc/kplane/data-stores")
-    return OperatorConfig.parse([_replaced(item, mounted, str(credentials)) for item in given])
+    return OperatorConfig.parse([_replaced(item, mounted, str(credentials)) for item in flags])
 
 
 def _replaced(text: str, paths: tuple[str, ...], by: str) -> str:
@@ -48,7 +48,7 @@ def _replaced(text: str, paths: tuple[str, ...], by: str) -> str:
     return text
 
 
-def test_the_operator_is_told_everything_that_is_set(chart: Any, everything_on: Path, tmp_path: Path) -> None:
+def test_operator_flags_carry_all_values(chart: Any, everything_on: Path, tmp_path: Path) -> None:
     rendered = chart.render(everything_on)
     settings = operator_settings(rendered, tmp_path)
     assert settings.kubeconfig is None
@@ -89,21 +89,21 @@ def test_the_operator_is_told_everything_that_is_set(chart: Any, everything_on: 
         ({"etcd.backup.accessMode": "ReadWriteOnce"}, False),
     ],
 )
-def test_without_a_bucket_snapshots_are_on_a_volume_for_all_nodes_or_in_secrets(
+def test_snapshots_without_bucket_use_shared_volume_or_secrets(
     chart: Any, settings: dict[str, Any], on_volume: bool, tmp_path: Path
 ) -> None:
     recipient = "age10xrvnm6h3640jymngzm8fnd7st5wgxk6xdjuezggfpw447dh4agqds5tkt"
     rendered = chart.render(settings={"etcd.backup.recipients": [recipient], **settings})
-    found = operator_settings(rendered, tmp_path)
-    assert found.snapshot_recipient == (recipient,)
-    assert (found.snapshot_bucket, found.snapshot_volume is not None) == (None, on_volume)
+    config = operator_settings(rendered, tmp_path)
+    assert config.snapshot_recipient == (recipient,)
+    assert (config.snapshot_bucket, config.snapshot_volume is not None) == (None, on_volume)
     pod = rendered.pod_templates()["Deployment/kplane-operator"]["spec"]
-    mounted = [each["name"] for each in pod["containers"][0]["volumeMounts"] if each["mountPath"] == "/backup"]
+    mounted = [volume["name"] for volume in pod["containers"][0]["volumeMounts"] if volume["mountPath"] == "/backup"]
     assert mounted == (["backup"] if on_volume else [])
-    assert ("backup" in [each["name"] for each in pod["volumes"]]) is on_volume
+    assert ("backup" in [volume["name"] for volume in pod["volumes"]]) is on_volume
 
 
-def test_an_mcm_for_one_registration_is_like_the_one_for_many(chart: Any, tmp_path: Path) -> None:
+def test_dedicated_mcm_has_the_settings_of_shared_mcm(chart: Any, tmp_path: Path) -> None:
     rendered = chart.render(
         settings={
             "mcm.extraArgs": [
@@ -122,28 +122,28 @@ def test_an_mcm_for_one_registration_is_like_the_one_for_many(chart: Any, tmp_pa
     program, pods = settings.dedicated_mcm, settings.pods
     assert program is not None
     assert pods is not None
-    (shared,) = [found for name, found in rendered.pod_templates().items() if name.endswith("-mcm")]
+    (shared,) = [template for name, template in rendered.pod_templates().items() if name.endswith("-mcm")]
     container = shared["spec"]["containers"][0]
     assert pods.images["mcm"].reference == container["image"]
     assert pods.images["mcm"].pull_policy == container["imagePullPolicy"] == "Always"
-    here = {"matchLabels": {"kubernetes.io/metadata.name": "kplane-system"}}
+    own_namespace = {"matchLabels": {"kubernetes.io/metadata.name": "kplane-system"}}
     prometheus = {"matchLabels": {"app": "prometheus"}}
-    assert pods.metrics_from == ({"podSelector": prometheus, "namespaceSelector": here},)
-    told = McmSettings.parse(
+    assert pods.metrics_from == ({"podSelector": prometheus, "namespaceSelector": own_namespace},)
+    dedicated = McmSettings.parse(
         ["--registration=a", "--report-status", "--state-dir=/tmp", "--programs-dir=/tmp", *program.args]
     )
-    many = McmSettings.parse(arguments(rendered, "-mcm"))
-    assert (told.flags, told.log_level, told.instance_logs, told.instance_metrics) == (
-        many.flags,
-        many.log_level,
-        many.instance_logs,
-        many.instance_metrics,
+    shared_settings = McmSettings.parse(arguments(rendered, "-mcm"))
+    assert (dedicated.flags, dedicated.log_level, dedicated.instance_logs, dedicated.instance_metrics) == (
+        shared_settings.flags,
+        shared_settings.log_level,
+        shared_settings.instance_logs,
+        shared_settings.instance_metrics,
     )
     assert program.resources == Resources(cpu_request="50m", memory_request="256Mi", memory_limit="1Gi", cpu_limit="2")
 
 
 @pytest.mark.parametrize(("enabled", "peers"), [(True, ()), (False, None)])
-def test_nobody_reads_metrics_and_without_policies_anybody(
+def test_metrics_peers_are_none_with_policies_and_any_without(
     chart: Any, enabled: bool, peers: tuple[Any, ...] | None, tmp_path: Path
 ) -> None:
     rendered = chart.render(settings={"networkPolicy.enabled": enabled, "networkPolicy.metricsFrom": []})
@@ -152,7 +152,7 @@ def test_nobody_reads_metrics_and_without_policies_anybody(
     assert pods.metrics_from == peers
 
 
-def test_amounts_may_be_numbers_of_a_file(chart: Any, tmp_path: Path) -> None:
+def test_resource_amounts_may_be_numbers(chart: Any, tmp_path: Path) -> None:
     file = tmp_path / "values.yaml"
     file.write_text(
         "mcm: {dedicated: {resources: {requests: {cpu: 0.1, memory: 134217728}, limits: {cpu: 2, memory: 1073741824}}}}"
@@ -171,23 +171,23 @@ def test_amounts_may_be_numbers_of_a_file(chart: Any, tmp_path: Path) -> None:
         {"mcm.source.kind": "controlplaneendpoint", "mcm.source.kubeconfigSecretTemplate": "a/{name}"},
     ],
 )
-def test_where_turns_cannot_be_told_there_is_no_mcm_for_one_registration(
+def test_dedicated_mcm_is_off_without_status_or_registrations(
     chart: Any, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     assert operator_settings(chart.render(settings=settings), tmp_path).dedicated_mcm is None
 
 
-def test_both_understand_every_file_of_values(chart: Any, values_file: Path, tmp_path: Path) -> None:
+def test_operator_and_mcm_parse_flags_of_every_values_file(chart: Any, values_file: Path, tmp_path: Path) -> None:
     rendered = chart.render(values_file)
     assert operator_settings(rendered, tmp_path).shared_etcd is not None
     mcm = McmSettings.parse(arguments(rendered, "-mcm"))
     assert mcm.listen.port == 8081
-    # What mcm does not know it takes for a flag of kube-controller-manager: that is for users alone.
-    given = yaml.safe_load(values_file.read_text()) or {}
-    assert list(mcm.instance_flags.arguments) == given.get("mcm", {}).get("extraArgs", [])
+    # mcm passes unknown flags to kube-controller-manager. Only users may set such flags.
+    file_values = yaml.safe_load(values_file.read_text()) or {}
+    assert list(mcm.instance_flags.arguments) == file_values.get("mcm", {}).get("extraArgs", [])
 
 
-def test_pods_of_mcm_share_the_fleet_by_leases_that_they_may_write(chart: Any, everything_on: Path) -> None:
+def test_mcm_may_write_exactly_the_leases_of_its_sharding(chart: Any, everything_on: Path) -> None:
     for rendered, name in ((chart.render(), "kplane-mcm"), (chart.render(everything_on), "my-kplane-mcm")):
         sharding = McmSettings.parse(arguments(rendered, "-mcm")).sharding
         assert sharding is not None
@@ -200,20 +200,20 @@ def test_pods_of_mcm_share_the_fleet_by_leases_that_they_may_write(chart: Any, e
         assert set(named["resourceNames"]) == {
             lease
             for number in range(SHARDS)
-            # A pod goes by its name, which the StatefulSet gives it.
+            # The identity of a pod is its name, which the StatefulSet sets.
             for lease in (f"{sharding.prefix}-shard-{number}", f"{sharding.prefix}-peer-{name}-{number}")
         }
 
 
-def test_mcm_is_told_what_to_tell_of_instances(chart: Any, everything_on: Path) -> None:
+def test_mcm_flags_carry_metrics_logs_and_status_settings(chart: Any, everything_on: Path) -> None:
     default = McmSettings.parse(arguments(chart.render(), "-mcm"))
     assert (default.instance_metrics, default.instance_logs, default.report_status) == ("fixed", "files", True)
-    given = McmSettings.parse(arguments(chart.render(everything_on), "-mcm"))
-    assert (given.instance_metrics, given.instance_logs, given.report_status) == ("none", "json", False)
+    changed = McmSettings.parse(arguments(chart.render(everything_on), "-mcm"))
+    assert (changed.instance_metrics, changed.instance_logs, changed.report_status) == ("none", "json", False)
 
 
 @pytest.mark.parametrize("reported", [True, False])
-def test_mcm_may_write_to_registrations_only_where_it_is_told_to(chart: Any, reported: bool) -> None:
+def test_mcm_may_write_registration_status_only_if_enabled(chart: Any, reported: bool) -> None:
     rendered = chart.render(settings={"mcm.reportStatus": reported})
     rules = rendered.one("ClusterRole", "kplane-mcm")["rules"]
     writes = [rule["resources"] for rule in rules if {"patch", "update", "create", "delete"} & set(rule["verbs"])]

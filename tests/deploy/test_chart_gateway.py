@@ -1,4 +1,4 @@
-"""The gateway as the chart installs it: Envoy, and beside it the controller."""
+"""The gateway of the chart: a pod with Envoy and the controller."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ SCRAPED = {
 
 
 def pod(rendered: Any, name: str = "kplane-gateway") -> dict[str, Any]:
-    found: dict[str, Any] = rendered.one("Deployment", name)["spec"]["template"]["spec"]
-    return found
+    spec: dict[str, Any] = rendered.one("Deployment", name)["spec"]["template"]["spec"]
+    return spec
 
 
 def containers(rendered: Any, name: str = "kplane-gateway") -> tuple[dict[str, Any], dict[str, Any]]:
-    """The controller, which runs as long as the pod, and Envoy."""
+    """Return the containers of the controller, a sidecar, and of Envoy."""
     (controller,), (envoy,) = pod(rendered, name)["initContainers"], pod(rendered, name)["containers"]
     assert controller["restartPolicy"] == "Always"
     return controller, envoy
@@ -46,7 +46,7 @@ def mounts(container: dict[str, Any]) -> set[str]:
     return {mount["name"] for mount in container["volumeMounts"]}
 
 
-def test_prometheus_finds_the_controllers_and_load_balancers_do_not(chart: Any) -> None:
+def test_service_monitor_selects_metrics_of_the_controller_only(chart: Any) -> None:
     rendered = chart.render(settings=INSTALLED | SCRAPED)
     monitor = rendered.one("ServiceMonitor", "kplane-gateway")["spec"]
     service = rendered.one("Service", "kplane-gateway-metrics")
@@ -58,24 +58,24 @@ def test_prometheus_finds_the_controllers_and_load_balancers_do_not(chart: Any) 
     (endpoint,), (port,) = monitor["endpoints"], service["spec"]["ports"]
     assert endpoint["port"] == port["name"]
     controller, envoy = containers(rendered)
-    assert port["targetPort"] in {each["name"] for each in controller["ports"]}
-    assert port["targetPort"] not in {each["name"] for each in envoy["ports"]}
+    assert port["targetPort"] in {container_port["name"] for container_port in controller["ports"]}
+    assert port["targetPort"] not in {container_port["name"] for container_port in envoy["ports"]}
     assert service["spec"]["clusterIP"] == "None"
     (public,) = rendered.one("Service", "kplane-gateway")["spec"]["ports"]
     assert public["targetPort"] == "https"
 
 
-def test_both_programs_are_told_the_same(chart: Any, everything_on: Path, tmp_path: Path) -> None:
+def test_controller_and_envoy_share_ports_paths_and_image(chart: Any, everything_on: Path, tmp_path: Path) -> None:
     controller, envoy = containers(chart.render(everything_on), "my-kplane-gateway")
     program, certificate = tmp_path / "envoy", tmp_path / "certificate"
     program.touch()
     certificate.mkdir()
     places = {"/opt/kplane/bin/envoy": str(program), "/etc/kplane/certificate": str(certificate)}
-    given = []
+    flags = []
     for argument in controller["args"]:
         flag, separator, value = argument.partition("=")
-        given.append(f"{flag}{separator}{places.get(value, value)}")
-    settings = Settings.parse(given)
+        flags.append(f"{flag}{separator}{places.get(value, value)}")
+    settings = Settings.parse(flags)
     assert (settings.namespace, settings.log_level) == ("kube-node-lease", "debug")
     assert not settings.run_envoy
     assert settings.kubeconfig is None
@@ -85,12 +85,12 @@ def test_both_programs_are_told_the_same(chart: Any, everything_on: Path, tmp_pa
     layout = Layout(PurePosixPath(settings.state_dir / "envoy"))
     assert envoy["args"][envoy["args"].index("--config-path") + 1] == str(layout.bootstrap)
     assert envoy["args"][envoy["args"].index("--concurrency") + 1] == "4"
-    # The program that serves is the one that the controller asks.
+    # The controller runs the same Envoy binary that serves clients.
     assert envoy["image"] == controller["image"]
     assert [envoy["command"][0]] == [path for path in places if path.endswith("envoy")]
 
 
-def test_what_faces_clients_has_no_token(chart: Any) -> None:
+def test_envoy_has_no_token_and_no_certificate_volume(chart: Any) -> None:
     rendered = chart.render(settings=INSTALLED)
     controller, envoy = containers(rendered)
     assert pod(rendered)["automountServiceAccountToken"] is False
@@ -102,15 +102,15 @@ def test_what_faces_clients_has_no_token(chart: Any) -> None:
         assert container["resources"]["requests"].keys() == {"cpu", "memory"}
 
 
-def test_envoy_is_told_its_memory_limit(chart: Any) -> None:
+def test_controller_gets_the_memory_limit_of_envoy(chart: Any) -> None:
     controller, envoy = containers(chart.render(settings=INSTALLED))
-    (told,) = [each["valueFrom"]["resourceFieldRef"] for each in controller["env"]]
-    assert told == {"containerName": envoy["name"], "resource": "limits.memory"}
+    (reference,) = [variable["valueFrom"]["resourceFieldRef"] for variable in controller["env"]]
+    assert reference == {"containerName": envoy["name"], "resource": "limits.memory"}
     assert envoy["resources"]["limits"] == {"memory": "1Gi"}
     assert controller["env"][0]["name"] == f"{Settings.environment_prefix}ENVOY_MEMORY"
 
 
-def test_it_survives_the_loss_of_a_pod(chart: Any) -> None:
+def test_gateway_has_two_replicas_and_a_disruption_budget(chart: Any) -> None:
     rendered = chart.render(settings=INSTALLED)
     deployment = rendered.one("Deployment", "kplane-gateway")["spec"]
     assert deployment["replicas"] == 2
@@ -121,7 +121,7 @@ def test_it_survives_the_loss_of_a_pod(chart: Any) -> None:
     assert "kplane-gateway" not in alone.names("PodDisruptionBudget")
 
 
-def test_clients_reach_envoy_and_nobody_the_controller(chart: Any) -> None:
+def test_network_policy_opens_only_https_without_metrics_peers(chart: Any) -> None:
     rendered = chart.render(settings=INSTALLED)
     labels = rendered.one("Deployment", "kplane-gateway")["spec"]["selector"]["matchLabels"]
     service = rendered.one("Service", "kplane-gateway")["spec"]
@@ -136,33 +136,33 @@ def test_clients_reach_envoy_and_nobody_the_controller(chart: Any) -> None:
     assert metrics == {"from": [prometheus], "ports": [{"port": "http", "protocol": "TCP"}]}
 
 
-def test_kubeconfigs_get_the_ca_of_the_certificate_unless_another_is_named(chart: Any) -> None:
+def test_operator_mounts_ca_of_certificate_or_of_ca_secret(chart: Any) -> None:
     for settings, secret in (
         (INSTALLED, "gateway-certificate"),
         ({**INSTALLED, "gateway.caSecret": "public"}, "public"),
     ):
         operator = chart.render(settings=settings).one("Deployment", "kplane-operator")["spec"]["template"]["spec"]
         assert "--gateway-url=https://api.example.org" in operator["containers"][0]["args"]
-        (volume,) = [each["secret"] for each in operator["volumes"] if each["name"] == "gateway"]
+        (volume,) = [candidate["secret"] for candidate in operator["volumes"] if candidate["name"] == "gateway"]
         assert volume["secretName"] == secret
-        # Not the key, which only the gateway needs.
+        # Only the gateway needs the key.
         assert volume["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
 
 
-def test_without_a_certificate_that_of_the_operator_is_served(chart: Any) -> None:
+def test_gateway_without_certificate_serves_the_operators(chart: Any) -> None:
     rendered = chart.render(settings=INSTALLED | {"gateway.certificateSecret": ""})
-    (volume,) = [each["secret"] for each in pod(rendered)["volumes"] if each["name"] == "certificate"]
+    (volume,) = [item["secret"] for item in pod(rendered)["volumes"] if item["name"] == "certificate"]
     assert volume["secretName"] == CERTIFICATE
     operator = rendered.one("Deployment", "kplane-operator")["spec"]["template"]["spec"]
-    assert "gateway" not in {each["name"] for each in operator["volumes"]}
-    assert not [each for each in operator["containers"][0]["args"] if each.startswith("--gateway-ca")]
-    assert "gateway" not in {each["name"] for each in operator["containers"][0]["volumeMounts"]}
+    assert "gateway" not in {item["name"] for item in operator["volumes"]}
+    assert not [item for item in operator["containers"][0]["args"] if item.startswith("--gateway-ca")]
+    assert "gateway" not in {item["name"] for item in operator["containers"][0]["volumeMounts"]}
 
 
-def test_the_operator_may_write_the_certificate_that_it_issues(chart: Any) -> None:
+def test_admission_policy_names_the_issued_certificate_secrets(chart: Any) -> None:
     rendered = chart.render(settings=INSTALLED | {"gateway.certificateSecret": ""})
     policy = rendered.one("ValidatingAdmissionPolicy", "kplane-operator")["spec"]
-    variables = {each["name"]: each["expression"] for each in policy["variables"]}
+    variables = {variable["name"]: variable["expression"] for variable in policy["variables"]}
     assert f"request.name in ['{AUTHORITY}', '{CERTIFICATE}']" in variables["isCertificateOfGateway"]
     assert "variables.isCertificateOfGateway" in policy["validations"][0]["expression"]
 
@@ -180,12 +180,12 @@ def test_the_operator_may_write_the_certificate_that_it_issues(chart: Any) -> No
         ({**INSTALLED, "gateway.domain": "*.example.org"}, "does not match pattern"),
     ],
 )
-def test_half_a_gateway_is_refused(chart: Any, settings: dict[str, Any], says: str) -> None:
+def test_chart_refuses_invalid_gateway_settings(chart: Any, settings: dict[str, Any], says: str) -> None:
     with pytest.raises(chart.refused, match=says):
         chart.render(settings=settings)
 
 
-def test_host_names_need_no_other_way_in(chart: Any) -> None:
+def test_gateway_domain_leaves_objects_of_the_gateway_unchanged(chart: Any) -> None:
     named = chart.render(settings={**INSTALLED, "gateway.domain": "cp.example.org"})
     operator = named.one("Deployment", "kplane-operator")["spec"]["template"]["spec"]["containers"][0]
     assert "--gateway-domain=cp.example.org" in operator["args"]
@@ -194,19 +194,19 @@ def test_host_names_need_no_other_way_in(chart: Any) -> None:
         assert named.one(kind, "kplane-gateway") == without.one(kind, "kplane-gateway")
 
 
-def test_without_it_nothing_of_it_is_installed(chart: Any) -> None:
+def test_gateway_is_not_installed_by_default(chart: Any) -> None:
     assert not [item for item in chart.render().manifests if "gateway" in item["metadata"]["name"]]
-    ours = {"gateway.url": "https://api.example.org", "gateway.caSecret": "gateway-ca"}
-    assert "kplane-gateway" not in chart.render(settings=ours).names("Deployment")
+    settings = {"gateway.url": "https://api.example.org", "gateway.caSecret": "gateway-ca"}
+    assert "kplane-gateway" not in chart.render(settings=settings).names("Deployment")
 
 
-def test_its_admission_policy_is_the_one_that_is_tried_on_an_api_server(chart: Any) -> None:
-    """`tests/embedded/test_gateway_rights.py` tries that of deploy/rbac."""
-    tried = [
-        each
-        for each in yaml.safe_load_all((_ROOT / "deploy/rbac/gateway.yaml").read_text())
-        if "Policy" in each["kind"]
+def test_admission_policy_equals_the_manifest_in_deploy_rbac(chart: Any) -> None:
+    """`tests/embedded/test_gateway_rights.py` runs the policy of deploy/rbac on an API server."""
+    policies = [
+        manifest
+        for manifest in yaml.safe_load_all((_ROOT / "deploy/rbac/gateway.yaml").read_text())
+        if "Policy" in manifest["kind"]
     ]
-    found = chart.render(settings=INSTALLED)
-    for each in tried:
-        assert found.one(each["kind"], "kplane-gateway")["spec"] == each["spec"]
+    rendered = chart.render(settings=INSTALLED)
+    for manifest in policies:
+        assert rendered.one(manifest["kind"], "kplane-gateway")["spec"] == manifest["spec"]

@@ -1,4 +1,4 @@
-"""What helm runs before an upgrade and before an uninstallation."""
+"""Hooks of the chart that helm runs before an upgrade and before an uninstallation."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ BUCKET = {"url": "s3://backups/kplane", "endpoint": "https://s3.example.org", "r
 
 
 def hooks(rendered: Any, event: str) -> dict[str, dict[str, Any]]:
-    """The objects of an event in the order in which helm makes them, by kind."""
-    found = [item for item in rendered.manifests if annotations(item).get("helm.sh/hook") == event]
+    """Return the hooks of an event by kind, in the order of their weights."""
+    manifests = [item for item in rendered.manifests if annotations(item).get("helm.sh/hook") == event]
     return {
-        item["kind"]: item for item in sorted(found, key=lambda item: int(annotations(item)["helm.sh/hook-weight"]))
+        item["kind"]: item for item in sorted(manifests, key=lambda item: int(annotations(item)["helm.sh/hook-weight"]))
     }
 
 
 def annotations(item: dict[str, Any]) -> dict[str, str]:
-    found: dict[str, str] = item["metadata"].get("annotations", {})
-    return found
+    metadata_annotations: dict[str, str] = item["metadata"].get("annotations", {})
+    return metadata_annotations
 
 
 def container(job: dict[str, Any]) -> dict[str, Any]:
-    (found,) = job["spec"]["template"]["spec"]["containers"]
-    return found
+    (container_spec,) = job["spec"]["template"]["spec"]["containers"]
+    return container_spec
 
 
-def test_a_backup_is_made_before_an_upgrade_and_fails_it(chart: Any) -> None:
-    found = hooks(chart.render(), "pre-upgrade")
-    assert list(found) == ["Job"]
-    job = found["Job"]
+def test_pre_upgrade_hook_runs_the_backup_of_the_cron_job(chart: Any) -> None:
+    manifests = hooks(chart.render(), "pre-upgrade")
+    assert list(manifests) == ["Job"]
+    job = manifests["Job"]
     assert "helm upgrade --no-hooks upgrades without a backup" in container(job)["args"][-1]
-    # Helm shows the log of the pod, which has to be there then, and soon.
+    # Helm prints the log of the failed pod, so the pod must fail soon and must not be restarted.
     assert annotations(job)["helm.sh/hook-output-log-policy"] == "hook-failed"
     assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"
     assert job["spec"]["backoffLimit"] == 1
@@ -50,10 +50,10 @@ def test_a_backup_is_made_before_an_upgrade_and_fails_it(chart: Any) -> None:
     assert scheduled["template"]["metadata"]["labels"] == job["spec"]["template"]["metadata"]["labels"]
 
 
-def test_a_hook_with_keys_brings_the_rights_that_it_needs(chart: Any) -> None:
-    """The release that is there may know nothing of them. They go after the hook."""
-    found = hooks(chart.render(settings=KEYS), "pre-upgrade")
-    assert set(found) == {
+def test_pre_upgrade_hook_with_keys_creates_its_own_rbac(chart: Any) -> None:
+    """The installed release may lack the RBAC objects. Helm deletes them after the hook."""
+    manifests = hooks(chart.render(settings=KEYS), "pre-upgrade")
+    assert set(manifests) == {
         "ServiceAccount",
         "ClusterRole",
         "ClusterRoleBinding",
@@ -62,19 +62,19 @@ def test_a_hook_with_keys_brings_the_rights_that_it_needs(chart: Any) -> None:
         "NetworkPolicy",
         "Job",
     }
-    assert list(found)[-1] == "Job"
-    assert {annotations(item)["helm.sh/hook-delete-policy"] for item in found.values()} == {
+    assert list(manifests)[-1] == "Job"
+    assert {annotations(item)["helm.sh/hook-delete-policy"] for item in manifests.values()} == {
         "before-hook-creation,hook-succeeded"
     }
-    job = found["Job"]
+    job = manifests["Job"]
     account = job["spec"]["template"]["spec"]["serviceAccountName"]
-    assert {item["metadata"]["name"] for item in found.values()} == {account} == {"kplane-before-upgrade"}
+    assert {item["metadata"]["name"] for item in manifests.values()} == {account} == {"kplane-before-upgrade"}
     lasting = chart.render(settings=KEYS)
     for kind in ("ClusterRole", "Role"):
-        assert lasting.one(kind, "kplane-etcd-backup")["rules"] == found[kind]["rules"]
+        assert lasting.one(kind, "kplane-etcd-backup")["rules"] == manifests[kind]["rules"]
 
 
-def test_no_backup_has_rights_without_recipients(chart: Any) -> None:
+def test_backup_without_recipients_has_no_service_account(chart: Any) -> None:
     rendered = chart.render()
     assert not [name for name in rendered.names("ServiceAccount") if "backup" in name or "upgrade" in name]
     spec = rendered.one("CronJob", "kplane-etcd-backup")["spec"]["jobTemplate"]["spec"]["template"]["spec"]
@@ -84,34 +84,36 @@ def test_no_backup_has_rights_without_recipients(chart: Any) -> None:
 @pytest.mark.parametrize(
     "settings", [{}, KEYS, {**KEYS, "etcd.backup.bucket": BUCKET}], ids=["plain", "keys", "bucket"]
 )
-def test_the_program_knows_its_flags(chart: Any, settings: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
-    """It gets as far as what is not here: a pod with its volumes."""
-    asked = container(hooks(chart.render(settings=settings), "pre-upgrade")["Job"])
-    assert asked["command"][:4] == ["python", "-P", "-m", "kplane.controlplane_operator.backup"]
-    here = [argument.replace("/etc/", f"{tmp_path}/") for argument in (*asked["command"][4:], *asked["args"])]
-    assert main(here) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("failed to save a backup: ")
-    assert "So the upgrade was not begun" in told
+def test_backup_program_parses_the_flags_of_the_hook(
+    chart: Any, settings: dict[str, Any], tmp_path: Path, capsys: Any
+) -> None:
+    """The program fails later, because the volumes of the pod are missing."""
+    hook = container(hooks(chart.render(settings=settings), "pre-upgrade")["Job"])
+    assert hook["command"][:4] == ["python", "-P", "-m", "kplane.controlplane_operator.backup"]
+    arguments = [argument.replace("/etc/", f"{tmp_path}/") for argument in (*hook["command"][4:], *hook["args"])]
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("failed to save a backup: ")
+    assert "So the upgrade was not begun" in error
 
 
-def test_nothing_is_saved_before_an_upgrade_that_restores(chart: Any) -> None:
+def test_upgrade_that_restores_has_no_pre_upgrade_hook(chart: Any) -> None:
     assert hooks(chart.render(settings={"etcd.restore.snapshot": "a.db"}), "pre-upgrade") == {}
 
 
-def test_each_release_asks_before_it_is_uninstalled(chart: Any, values_file: Path) -> None:
+def test_pre_delete_hook_lists_control_planes_in_every_release(chart: Any, values_file: Path) -> None:
     rendered = chart.render(values_file)
-    found = hooks(rendered, "pre-delete")
-    assert list(found) == ["ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Job"]
-    assert container(found["Job"])["command"] == ["python", "-P", "-m", "kplane.controlplane_operator.uninstall"]
-    assert found["ClusterRole"]["rules"] == [
+    manifests = hooks(rendered, "pre-delete")
+    assert list(manifests) == ["ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Job"]
+    assert container(manifests["Job"])["command"] == ["python", "-P", "-m", "kplane.controlplane_operator.uninstall"]
+    assert manifests["ClusterRole"]["rules"] == [
         {"apiGroups": ["controlplane.kplane.dev"], "resources": ["controlplanes"], "verbs": ["list"]}
     ]
-    assert annotations(found["Job"])["helm.sh/hook-output-log-policy"] == "hook-failed"
+    assert annotations(manifests["Job"])["helm.sh/hook-output-log-policy"] == "hook-failed"
 
 
-def test_the_manifest_for_kubectl_has_no_hooks(chart: Any) -> None:
-    """kubectl would run their Jobs."""
+def test_install_manifest_has_no_hooks(chart: Any) -> None:
+    """kubectl would create the Jobs of the hooks."""
     text = (Path(__file__).parents[2] / "deploy" / "install.yaml").read_text()
     assert not [item for item in yaml.safe_load_all(text) if item and "helm.sh/hook" in annotations(item)]
 
@@ -128,7 +130,7 @@ def test_the_manifest_for_kubectl_has_no_hooks(chart: Any) -> None:
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
 )
-def test_a_storage_that_cannot_work_is_refused(chart: Any, settings: dict[str, Any], says: str) -> None:
+def test_chart_refuses_invalid_settings_of_backup_storage(chart: Any, settings: dict[str, Any], says: str) -> None:
     with pytest.raises(chart.refused) as caught:
         chart.render(settings=settings)
     assert says in str(caught.value)

@@ -20,7 +20,7 @@ from tests.deploy.test_chart_manifests import DRY_RUN
 pytestmark = pytest.mark.integration
 
 HOSTILE = ("1", "007", "1e3", "0x1f", "true", "null", "no")
-"""Valid names of releases, namespaces and objects, none of which YAML reads as a string without quotes."""
+"""Valid names of releases, namespaces and objects. Without quotes, YAML parses none of them as a string."""
 
 NAMES: dict[str, Any] = {
     "crds.enabled": False,
@@ -53,7 +53,7 @@ NAMES: dict[str, Any] = {
     "metrics.dashboard.enabled": True,
     "networkPolicy.metricsFrom": [{"podSelector": {}}],
 }
-"""Settings that take names, each with a name that is a string in any case."""
+"""Settings that take names, each with a name that YAML parses as a string."""
 
 ENDPOINTS = {"mcm.source.kind": "controlplaneendpoint", "mcm.source.kubeconfigSecretTemplate": "a-{name}"}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -78,7 +78,7 @@ SECTIONS = (
 
 
 def substitute(tree: Any, tokens: dict[str, str]) -> Any:
-    """Replace tokens in all strings of a tree, and leave the digests out with which the names of Jobs end."""
+    """Replace tokens in all strings of a tree, and remove the digests at the end of the names of Jobs."""
     match tree:
         case dict():
             return {substitute(key, tokens): substitute(value, tokens) for key, value in tree.items()}
@@ -93,7 +93,7 @@ def substitute(tree: Any, tokens: dict[str, str]) -> Any:
 
 
 def in_order(manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sort objects by kind and name: helm's order follows from the names."""
+    """Sort objects by kind and content. The order of helm depends on the names."""
     return sorted(manifests, key=lambda manifest: (manifest["kind"], json.dumps(manifest, sort_keys=True)))
 
 
@@ -125,7 +125,7 @@ def test_services_have_dns_labels_for_names(chart: Any, release: str) -> None:
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_section_without_values_is_schema_error(chart: Any, section: str) -> None:
+def test_missing_section_of_values_is_a_schema_error(chart: Any, section: str) -> None:
     with pytest.raises(chart.refused, match=rf"missing property '{section}'|{section}.*got null"):
         chart.helm("template", "kplane", str(chart.directory), "--namespace=kplane-system", f"--set={section}=null")
 
@@ -138,16 +138,16 @@ def test_large_numbers_render_without_exponents(chart: Any) -> None:
     assert "--keep=1000000" in text
 
 
-def test_file_of_member_that_joins_has_numbers_as_numbers(chart: Any, tmp_path: Path) -> None:
+def test_configuration_of_joining_member_has_unquoted_numbers(chart: Any, tmp_path: Path) -> None:
     copy = shutil.copytree(chart.directory, tmp_path / "kplane")
-    # Without an API server, helm knows of no etcd that has grown.
+    # Without an API server, helm cannot find an etcd that has grown.
     helpers = copy / "templates" / "_helpers.tpl"
     grown, count = re.subn(r'(define "kplane.etcdGrown" -}}\n).*\n', r"\1true\n", helpers.read_text())
     assert count == 1
     helpers.write_text(grown)
     images = f"--values={chart.images}"
     text = chart.helm("template", "kplane", str(copy), images, "--show-only=templates/etcd/join.yaml")
-    # etcd ends if a text is where it expects a number.
+    # etcd exits if a number is quoted.
     settings = yaml.safe_load(yaml.safe_load(text)["data"]["etcd.yaml"])
     assert settings["quota-backend-bytes"] == chart.values["etcd"]["quotaBytes"]
 

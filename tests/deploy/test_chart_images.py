@@ -1,4 +1,4 @@
-"""Which images an installation uses, and where they come from."""
+"""Images of an installation and their registry."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ HERE = Path(__file__).parent / "values"
 
 
 def used(rendered: Any) -> set[str]:
-    """The images of all pods, and those that the operator puts into tenants' pods."""
-    found = set()
+    """Return the images of all pods, and the images that the operator gives to pods of tenants."""
+    references = set()
     for template in rendered.pod_templates().values():
         for container in (*template["spec"].get("initContainers", ()), *template["spec"]["containers"]):
-            found.add(container["image"])
-            found |= {match[1] for each in container.get("args", ()) if (match := re.match(r"--\S+-image=(.*)", each))}
-    return found
+            references.add(container["image"])
+            references |= {
+                match[1] for argument in container.get("args", ()) if (match := re.match(r"--\S+-image=(.*)", argument))
+            }
+    return references
 
 
-def test_the_list_of_images_is_up_to_date() -> None:
+def test_list_of_images_is_up_to_date() -> None:
     """`make generate` writes it."""
     assert images.LIST.read_text() == images.render()
 
 
 @pytest.mark.parametrize("name", ["default", "ha", "restore", "external-etcd"])
-def test_every_image_is_of_the_list_and_of_the_registry_that_is_named(chart: Any, name: str) -> None:
+def test_images_are_the_listed_images_of_the_given_registry(chart: Any, name: str) -> None:
     unnamed = {f"{component}.image": {"repository": "", "tag": ""} for component in ("operator", "mcm", "gateway")}
     gateway = {"enabled": True, "url": "https://api.example.org", "certificateSecret": "gateway"}
     settings = {**unnamed, **{f"gateway.{key}": value for key, value in gateway.items()}}
@@ -53,7 +55,7 @@ def test_every_image_is_of_the_list_and_of_the_registry_that_is_named(chart: Any
         (f"registry.k8s.io/etcd:v1@sha256:{'3' * 64}", f"etcd:v1@sha256:{'3' * 64}"),
     ],
 )
-def test_the_registry_stands_before_the_name_and_the_digest_stays(chart: Any, image: str, copied: str) -> None:
+def test_registry_replaces_host_and_keeps_name_and_digest(chart: Any, image: str, copied: str) -> None:
     settings = {
         f"{setting}": image for setting in ("etcd.image", "controlPlanes.etcdImage", "controlPlanes.kubeApiserverImage")
     }
@@ -62,13 +64,16 @@ def test_the_registry_stands_before_the_name_and_the_digest_stays(chart: Any, im
     assert mirrored == {f"{MIRROR}/{copied}", f"{MIRROR}/kplane-operator:dev", f"{MIRROR}/kplane-mcm:dev"}
 
 
-def test_the_values_for_high_availability_survive_the_loss_of_a_node(chart: Any) -> None:
+def test_high_availability_values_spread_replicas_with_budgets(chart: Any) -> None:
     rendered = chart.render(chart.directory / "values-ha.yaml")
     for kind, name in (("Deployment", "operator"), ("StatefulSet", "mcm"), ("StatefulSet", "etcd")):
         workload = rendered.one(kind, f"kplane-{name}")
         assert workload["spec"]["replicas"] == (3 if name == "etcd" else 2)
         spread = workload["spec"]["template"]["spec"]["topologySpreadConstraints"]
-        assert {each["topologyKey"] for each in spread} == {"kubernetes.io/hostname", "topology.kubernetes.io/zone"}
+        assert {constraint["topologyKey"] for constraint in spread} == {
+            "kubernetes.io/hostname",
+            "topology.kubernetes.io/zone",
+        }
         budget = rendered.one("PodDisruptionBudget", f"kplane-{name}")["spec"]
         assert budget["maxUnavailable"] == 1
         assert budget["selector"] == workload["spec"]["selector"]

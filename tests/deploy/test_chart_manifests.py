@@ -1,4 +1,4 @@
-"""What the chart renders: the same as its sources, accepted by a real API server, and restricted."""
+"""Rendered manifests: equal to their sources, accepted by a real API server, and restricted."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def monitoring(kube: Kubectl, eventually: Any) -> AsyncIterator[None]:
 
 @pytest.fixture
 async def restricted(kube: Kubectl, eventually: Any) -> str:
-    """A namespace that takes restricted pods only."""
+    """Namespace that accepts only restricted pods."""
     body = {
         "apiVersion": "v1",
         "kind": "Namespace",
@@ -66,15 +66,17 @@ async def restricted(kube: Kubectl, eventually: Any) -> str:
 
 
 @pytest.mark.usefixtures("monitoring")
-async def test_the_api_server_accepts_everything(chart: Any, values_file: Path, kube: Kubectl) -> None:
+async def test_api_server_accepts_every_rendered_manifest(chart: Any, values_file: Path, kube: Kubectl) -> None:
     rendered = chart.render(values_file)
     printed = await kube.run(*DRY_RUN, "-f", "-", stdin=rendered.text)
     assert len(printed.splitlines()) == len(rendered.manifests)
 
 
-async def test_every_pod_is_restricted(chart: Any, values_file: Path, kube: Kubectl, restricted: str) -> None:
+async def test_pods_meet_the_restricted_pod_security_standard(
+    chart: Any, values_file: Path, kube: Kubectl, restricted: str
+) -> None:
     for owner, template in chart.render(values_file, tests=True).pod_templates().items():
-        # Accounts and priorities are of this cluster; Pod Security does not look at them.
+        # The cluster lacks the service accounts and priority classes. Pod Security ignores both fields.
         spec = {**template["spec"]}
         for name in ("serviceAccountName", "priorityClassName"):
             spec.pop(name, None)
@@ -85,7 +87,7 @@ async def test_every_pod_is_restricted(chart: Any, values_file: Path, kube: Kube
         assert stored["kind"] == "Pod", owner
 
 
-async def test_a_pod_that_is_not_restricted_would_be_refused(chart: Any, kube: Kubectl, restricted: str) -> None:
+async def test_pod_with_capabilities_is_refused_by_pod_security(chart: Any, kube: Kubectl, restricted: str) -> None:
     spec = chart.render().pod_templates()["StatefulSet/kplane-etcd"]["spec"]
     del spec["containers"][0]["securityContext"]["capabilities"]
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe", "namespace": restricted}, "spec": spec}
@@ -93,7 +95,7 @@ async def test_a_pod_that_is_not_restricted_would_be_refused(chart: Any, kube: K
         await kube.run("create", "--dry-run=server", "-f", "-", stdin=json.dumps(body))
 
 
-def test_pods_are_bounded_beyond_the_standard(chart: Any, values_file: Path) -> None:
+def test_pods_have_read_only_root_and_requests_and_size_limits(chart: Any, values_file: Path) -> None:
     for owner, template in chart.render(values_file, tests=True).pod_templates().items():
         spec = template["spec"]
         operators = owner.endswith(("-operator", "-mcm", "-test"))
@@ -109,7 +111,7 @@ def test_pods_are_bounded_beyond_the_standard(chart: Any, values_file: Path) -> 
             assert "sizeLimit" in volume.get("emptyDir", {"sizeLimit": None}), (owner, volume["name"])
 
 
-def test_no_pod_but_the_operators_has_the_key_of_the_authority(chart: Any, values_file: Path) -> None:
+def test_pods_mount_etcd_credentials_without_the_ca_key(chart: Any, values_file: Path) -> None:
     for owner, template in chart.render(values_file).pod_templates().items():
         for volume in template["spec"].get("volumes", ()):
             secret = volume.get("secret", {})
@@ -117,14 +119,14 @@ def test_no_pod_but_the_operators_has_the_key_of_the_authority(chart: Any, value
                 assert {item["key"] for item in secret["items"]} == {"ca.crt", "client.crt", "client.key"}, owner
 
 
-def test_the_crds_are_those_of_the_models(chart: Any) -> None:
-    """`make generate` copies them."""
+def test_crds_of_the_chart_equal_the_generated_crds(chart: Any) -> None:
+    """`make generate` copies the CRDs."""
     copies = {path.name: path.read_text() for path in (chart.directory / "files" / "crds").iterdir()}
     directory = Path(__file__).parents[2] / "crds"
     assert copies == {path.name: path.read_text() for path in directory.glob("*.yaml")}
 
 
-def test_the_crds_stay_when_the_release_goes(chart: Any) -> None:
+def test_crds_are_kept_after_uninstallation(chart: Any) -> None:
     rendered = chart.render()
     for crd in crd_manifests():
         installed = rendered.one("CustomResourceDefinition", crd["metadata"]["name"])
@@ -132,7 +134,7 @@ def test_the_crds_stay_when_the_release_goes(chart: Any) -> None:
         assert installed["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
 
 
-def test_backups_stay_when_the_release_goes(chart: Any) -> None:
+def test_backup_volume_is_kept_after_uninstallation(chart: Any) -> None:
     claim = chart.render().one("PersistentVolumeClaim", "kplane-etcd-backup")
     assert claim["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
 
@@ -152,7 +154,7 @@ def test_backups_stay_when_the_release_goes(chart: Any) -> None:
         ("kplane-gateway", "kplane-gateway"),
     ],
 )
-def test_rights_are_the_same_with_and_without_helm(chart: Any, plain: str, installed: str) -> None:
+def test_rbac_rules_of_chart_and_plain_manifests_agree(chart: Any, plain: str, installed: str) -> None:
     roles = [
         item
         for item in (*rbac_manifests(pods=True), *gateway_manifests())
@@ -160,29 +162,29 @@ def test_rights_are_the_same_with_and_without_helm(chart: Any, plain: str, insta
     ]
     assert roles
     for role in roles:
-        found = chart.render(settings=GATEWAY).one(role["kind"], installed)
+        rendered = chart.render(settings=GATEWAY).one(role["kind"], installed)
         # The operator may bind the role of Secrets, which has another name.
         rules = json.loads(json.dumps(role["rules"]).replace("kplane-controlplane-operator", "kplane-operator"))
-        assert found["rules"] == rules
-        assert found["metadata"].get("namespace") == role["metadata"].get("namespace")
+        assert rendered["rules"] == rules
+        assert rendered["metadata"].get("namespace") == role["metadata"].get("namespace")
 
 
-def test_control_planes_are_protected_alike_with_and_without_helm(chart: Any) -> None:
+def test_admission_policies_of_chart_and_plain_manifests_agree(chart: Any) -> None:
     plain = {item["kind"]: item for item in rbac_manifests() if "AdmissionPolicy" in item["kind"]}
     (installed,) = ({kind: chart.render().one(kind, "kplane-controlplanes") for kind in plain},)
     own = {"controlplane-operator": plain, "kplane-operator": installed}
     specs = [
-        json.dumps({kind: item["spec"] for kind, item in found.items()}).replace(
+        json.dumps({kind: item["spec"] for kind, item in policies.items()}).replace(
             f"system:serviceaccount:kplane-system:{account}", "the operator"
         )
-        for account, found in own.items()
+        for account, policies in own.items()
     ]
     assert len(plain) == 2
     assert "the operator" in specs[0]
     assert specs[0] == specs[1]
 
 
-def test_there_are_no_other_roles(chart: Any, values_file: Path) -> None:
+def test_chart_creates_no_unlisted_roles_and_bindings(chart: Any, values_file: Path) -> None:
     rendered = chart.render(values_file, tests=True)
     roles = rendered.names("ClusterRole") + rendered.names("Role")
     endpoints = "--cluster-source=controlplaneendpoint" in rendered.text
@@ -217,8 +219,8 @@ def test_there_are_no_other_roles(chart: Any, values_file: Path) -> None:
     assert set(rendered.names("Role")) < set(rendered.names("RoleBinding"))
 
 
-def test_the_manifest_for_kubectl_is_up_to_date(chart: Any) -> None:
-    """`make manifests` writes it."""
+def test_install_manifest_is_up_to_date(chart: Any) -> None:
+    """`make manifests` writes the manifest."""
     directory = Path(__file__).parents[2] / "deploy"
     namespace = (directory / "rbac" / "namespace.yaml").read_text()
     installed = (directory / "install.yaml").read_text()

@@ -1,4 +1,4 @@
-"""The rights that the chart gives to mcm are enough to share a fleet, and do not reach the Leases of others."""
+"""RBAC of mcm suffices to share a fleet by Leases, and excludes other Leases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RBAC = {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAcco
 NAMESPACE = "kplane-system"
 
 
-async def test_a_pod_takes_all_shards_and_gives_them_back(
+async def test_mcm_pod_acquires_and_releases_all_shards(
     chart: Any, api_server: Handle, eventually: Callable[..., Any]
 ) -> None:
     release = f"s{uuid.uuid4().hex[:6]}"
@@ -55,5 +55,5 @@ async def test_a_pod_takes_all_shards_and_gives_them_back(
                     await client.get(LEASES, name, namespace=namespace)
     finally:
         await kube.run("delete", "-f", "-", "--wait=false", stdin=listed)
-        ours = f"--selector=mcr.sigs.k8s.io/prefix={account}-shard"
-        await kube.run("delete", "leases", ours, f"--namespace={NAMESPACE}", "--wait=false")
+        selector = f"--selector=mcr.sigs.k8s.io/prefix={account}-shard"
+        await kube.run("delete", "leases", selector, f"--namespace={NAMESPACE}", "--wait=false")

@@ -1,4 +1,4 @@
-"""What mcm may read and write with each source of control planes, and that it is enough."""
+"""RBAC of mcm for each source of control planes."""
 
 from __future__ import annotations
 
@@ -33,23 +33,25 @@ RBAC = {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAcco
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet(api_server: Handle) -> AsyncIterator[str]:
-    """A namespace with the Secret of an endpoint, `a`, and with another Secret."""
-    found = f"fleet-{uuid.uuid4().hex[:6]}"
+    """Namespace with the Secret of endpoint `a`, and with a second Secret."""
+    namespace = f"fleet-{uuid.uuid4().hex[:6]}"
     async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as admin:
-        await admin.create(NAMESPACES, {"metadata": {"name": found}})
+        await admin.create(NAMESPACES, {"metadata": {"name": namespace}})
         document = json.dumps(ClusterConfig("https://127.0.0.1:1", token="t").to_kubeconfig())
-        for name in (f"{found}-a", "another"):
+        for name in (f"{namespace}-a", "another"):
             data = {"kubeconfig": base64.b64encode(document.encode()).decode()}
-            await admin.create(SECRETS, {"metadata": {"name": name, "namespace": found}, "data": data})
-        await admin.create(ENDPOINTS, {"metadata": {"name": f"{found}-a"}, "spec": {"endpoint": "https://127.0.0.1:1"}})
-        yield found
-        await admin.delete(ENDPOINTS, f"{found}-a")
-        await admin.delete(NAMESPACES, found)
+            await admin.create(SECRETS, {"metadata": {"name": name, "namespace": namespace}, "data": data})
+        await admin.create(
+            ENDPOINTS, {"metadata": {"name": f"{namespace}-a"}, "spec": {"endpoint": "https://127.0.0.1:1"}}
+        )
+        yield namespace
+        await admin.delete(ENDPOINTS, f"{namespace}-a")
+        await admin.delete(NAMESPACES, namespace)
 
 
 async def rights(client: Client, namespace: str) -> dict[str, set[str]]:
-    """Verbs by `group/resource[:name]` that an identity has in a namespace, beyond what everybody has."""
-    found: dict[str, set[str]] = {}
+    """Return the verbs of an identity in a namespace by `group/resource[:name]`, without rights of all users."""
+    verbs: dict[str, set[str]] = {}
     body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview", "spec": {"namespace": namespace}}
     answer = await client.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", body=body)
     for rule in answer["status"]["resourceRules"]:
@@ -58,19 +60,19 @@ async def rights(client: Client, namespace: str) -> dict[str, set[str]]:
                 continue
             for resource in rule["resources"]:
                 for name in rule.get("resourceNames", ("",)):
-                    what = f"{group}/{resource}:{name}".removesuffix(":")
-                    found.setdefault(what, set()).update(rule["verbs"])
-    return found
+                    target = f"{group}/{resource}:{name}".removesuffix(":")
+                    verbs.setdefault(target, set()).update(rule["verbs"])
+    return verbs
 
 
 def sharing(account: str) -> dict[str, set[str]]:
-    """What mcm may do with Leases, by which its pods share control planes whatever their source."""
+    """Return the rights to Leases by which pods of mcm share control planes. They are the same for each source."""
     leases = "coordination.k8s.io/leases"
-    found = {leases: {"list", "watch"}, f"apps/statefulsets:{account}": {"get"}}
+    verbs = {leases: {"list", "watch"}, f"apps/statefulsets:{account}": {"get"}}
     for number in range(SHARDS):
         for name in (f"{account}-shard-{number}", f"{account}-peer-{account}-{number}"):
-            found[f"{leases}:{name}"] = {"get", "create", "update", "patch", "delete"}
-    return found
+            verbs[f"{leases}:{name}"] = {"get", "create", "update", "patch", "delete"}
+    return verbs
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ def sharing(account: str) -> dict[str, set[str]]:
         ("{name}/{name}-a", "", FOLLOWING | SECRET, FOLLOWING | SECRET),
     ],
 )
-async def test_with_endpoints_mcm_follows_them_and_reads_the_secrets_of_the_template_only(
+async def test_mcm_of_endpoints_reads_only_secrets_of_the_template(
     chart: Any,
     api_server: Handle,
     fleet: str,
@@ -107,19 +109,19 @@ async def test_with_endpoints_mcm_follows_them_and_reads_the_secrets_of_the_temp
         server = ClusterConfig.load(api_server.admin_kubeconfig)
         config = ClusterConfig(server.server, ca_data=server.ca_data, token=token.strip())
         async with Client(config, field_manager="kplane") as client:
-            ours = replaced(elsewhere, fleet)
+            everywhere = replaced(elsewhere, fleet)
             expected = {
                 fleet: replaced(there, fleet),
-                "kplane-system": ours | sharing(account),
-                "default": ours | EVENTS,  # where those of endpoints are, which have no namespace
+                "kplane-system": everywhere | sharing(account),
+                "default": everywhere | EVENTS,  # namespace of Events about endpoints, which are cluster-scoped
             }
             for namespace, wanted in expected.items():
-                # What RBAC allows is known some moments after it was written.
+                # The API server enforces a change of RBAC after a short delay.
                 await eventually(
                     lambda namespace=namespace: rights(client, namespace), lambda found, wanted=wanted: found == wanted
                 )
             if template.startswith("{name}/"):
-                return  # its Secret would be in a namespace of the endpoint's name
+                return  # the Secret would be in a namespace that has the endpoint's name
             provider = EndpointProvider(client, secrets=SecretTemplate(template, namespace_scope=scope or None))
             clusters = Clusters()
             task = asyncio.create_task(provider.run(clusters))
@@ -134,7 +136,7 @@ async def test_with_endpoints_mcm_follows_them_and_reads_the_secrets_of_the_temp
 
 
 def replaced(rights: dict[str, set[str]], fleet: str) -> dict[str, set[str]]:
-    return {what.replace("fleet", fleet): verbs for what, verbs in rights.items()}
+    return {target.replace("fleet", fleet): verbs for target, verbs in rights.items()}
 
 
 @pytest.mark.parametrize(
@@ -146,8 +148,6 @@ def replaced(rights: dict[str, set[str]], fleet: str) -> dict[str, set[str]]:
         ({SCOPE: "fleet"}, "are for mcm.source.kind controlplaneendpoint"),
     ],
 )
-def test_settings_of_a_source_that_do_not_go_together_are_refused(
-    chart: Any, settings: dict[str, str], reason: str
-) -> None:
+def test_chart_refuses_contradictory_settings_of_the_source(chart: Any, settings: dict[str, str], reason: str) -> None:
     with pytest.raises(chart.refused, match=reason):
         chart.render(settings=settings)

@@ -1,4 +1,4 @@
-"""The chart on top of that of a former version."""
+"""Upgrade from a former version of the chart."""
 
 from __future__ import annotations
 
@@ -15,46 +15,48 @@ pytestmark = pytest.mark.integration
 
 RELEASE = "former"
 COMPONENTS = {("Deployment", "operator"): None, ("StatefulSet", "mcm"): "mcm", ("StatefulSet", "etcd"): "etcd-peers"}
-"""What was there from the first chart on, with the Service of its pods."""
+"""Workloads that exist since the first chart, with the Service of their pods."""
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
-def test_what_nobody_may_change_is_what_it_always_was(chart: Any, component: tuple[str, str]) -> None:
-    """Kubernetes refuses another one, and with it the whole upgrade or rollback."""
+def test_immutable_fields_of_workloads_have_their_former_values(chart: Any, component: tuple[str, str]) -> None:
+    """Kubernetes refuses changed values, and so the whole upgrade or rollback fails."""
     kind, name = component
     spec = chart.render().one(kind, f"kplane-{name}")["spec"]
     labels = {"name": "kplane", "instance": "kplane", "component": name}
-    assert spec["selector"] == {"matchLabels": {f"app.kubernetes.io/{each}": labels[each] for each in labels}}
+    assert spec["selector"] == {"matchLabels": {f"app.kubernetes.io/{key}": labels[key] for key in labels}}
     service = COMPONENTS[component]
     if service is not None:
         assert (spec["serviceName"], spec["podManagementPolicy"]) == (f"kplane-{service}", "Parallel")
 
 
-def test_bindings_lead_where_they_always_led(chart: Any) -> None:
-    """The same goes for a roleRef."""
+def test_role_refs_of_bindings_have_their_former_values(chart: Any) -> None:
+    """A roleRef is immutable."""
     rendered = chart.render()
     bindings = [item for item in rendered.manifests if item["kind"].endswith("RoleBinding")]
     assert len(bindings) > 5
     for binding in bindings:
         name = binding["metadata"]["name"]
-        # The operator binds this one in namespaces of control planes too.
+        # The operator binds this ClusterRole in namespaces of control planes too.
         kind = "ClusterRole" if name == "kplane-operator-secrets" else binding["kind"].removesuffix("Binding")
         assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == (kind, name)
 
 
 @pytest.fixture
 async def mcm_of_before(chart: Any, api_server: Handle) -> AsyncIterator[Kubectl]:
-    """An mcm that knows nothing of others, as charts had it that knew no mcm.replicas."""
+    """Create the mcm of a former chart, which had no mcm.replicas and no sharding."""
     kube = api_server.kubectl
     stateful_set = chart.render(release=RELEASE).one("StatefulSet", f"{RELEASE}-kplane-mcm")
     (container,) = stateful_set["spec"]["template"]["spec"]["containers"]
-    container["args"] = [each for each in container["args"] if not each.startswith(("--cluster-sh", "--cluster-lease"))]
+    container["args"] = [
+        argument for argument in container["args"] if not argument.startswith(("--cluster-sh", "--cluster-lease"))
+    ]
     await kube.apply(json.dumps(stateful_set))
     yield kube
     await kube.run("delete", "statefulset", f"{RELEASE}-kplane-mcm", "-n", chart.namespace)
 
 
-async def test_a_second_mcm_does_not_start_beside_one_that_shares_with_nobody(
+async def test_chart_refuses_second_mcm_beside_one_without_sharding(
     chart: Any, api_server: Handle, mcm_of_before: Kubectl
 ) -> None:
     def install(replicas: int) -> str:
@@ -67,7 +69,7 @@ async def test_a_second_mcm_does_not_start_beside_one_that_shares_with_nobody(
         install(2)
     assert "upgrade with mcm.replicas=1 and --wait first, and then raise it" in str(caught.value)
     assert "kubectl rollout status" in install(1)
-    # It was.
+    # Apply the StatefulSet of that upgrade, which has sharding.
     shared = chart.render(release=RELEASE).one("StatefulSet", f"{RELEASE}-kplane-mcm")
     await mcm_of_before.apply(json.dumps(shared))
     assert "kubectl rollout status" in install(2)

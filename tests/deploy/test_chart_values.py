@@ -1,4 +1,4 @@
-"""The chart's values: each is checked, and each does something."""
+"""Values of the chart: validation, and effect on the rendered manifests."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ ELSEWHERE = {
     "etcd.restore.bumpRevision",
     "mcm.dedicated.resources",
 }
-"""Values that mean something together only; tests of their own have them."""
+"""Values that have an effect only in combination. Other tests cover them."""
 
 THREE = {"etcd.replicas": 3, "etcd.backup.accessMode": "ReadWriteMany"}
 RESTORE = {**THREE, "etcd.restore.snapshot": "a.db"}
 
 
 def leaves(values: dict[str, Any], *, below: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting with its default. Maps that users fill are one setting."""
+    """Yield each setting with its default. A map that users fill is a single setting."""
     for name, value in values.items():
         if isinstance(value, dict) and value and name not in {"resources", "labels"}:
             yield from leaves(value, below=f"{below}{name}.")
@@ -52,44 +52,44 @@ def leaves(values: dict[str, Any], *, below: str = "") -> Iterator[tuple[str, An
 
 
 def find(values: dict[str, Any], name: str) -> Any:
-    """A value by its name with dots; None where it is not set."""
-    found: Any = values
+    """Return a value by its dotted name, or None if it is unset."""
+    value: Any = values
     for part in name.split("."):
-        found = (found or {}).get(part)
-    return found
+        value = (value or {}).get(part)
+    return value
 
 
 def merged(values: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
-    """The values with one more, by its name with dots."""
-    first, _, rest = name.partition(".")
-    return {**values, first: merged(values.get(first, {}), rest, value) if rest else value}
+    """Return the values with a further value, by its dotted name."""
+    section, _, rest = name.partition(".")
+    return {**values, section: merged(values.get(section, {}), rest, value) if rest else value}
 
 
-def test_lint_finds_nothing(chart: Any, values_file: Path) -> None:
+def test_lint_accepts_every_values_file(chart: Any, values_file: Path) -> None:
     assert "0 chart(s) failed" in chart.helm("lint", "--strict", str(chart.directory), f"--values={values_file}")
 
 
-def test_every_value_changes_what_is_installed(chart: Any, everything_on: Path, tmp_path: Path) -> None:
-    """With all of them set, putting one back to its default makes a difference."""
-    given = yaml.safe_load(everything_on.read_text())
+def test_each_value_changes_the_rendered_chart(chart: Any, everything_on: Path, tmp_path: Path) -> None:
+    """Starts with all values set, and resets each value to its default."""
+    file_values = yaml.safe_load(everything_on.read_text())
     full = chart.render(everything_on).text
-    idle = []
+    ineffective = []
     for name, default in leaves(chart.values):
         if name in ELSEWHERE:
             continue
-        assert name in SWITCHES or find(given, name) not in (None, default), f"everything-on.yaml lacks {name}"
+        assert name in SWITCHES or find(file_values, name) not in (None, default), f"everything-on.yaml lacks {name}"
         file = tmp_path / "values.yaml"
-        file.write_text(json.dumps(merged(given, name, SWITCHES.get(name, default))))
+        file.write_text(json.dumps(merged(file_values, name, SWITCHES.get(name, default))))
         try:
             same = chart.render(file).text == full
         except chart.refused as refused:
             same = name not in str(refused)
         if same:
-            idle.append(name)
-    assert idle == []
+            ineffective.append(name)
+    assert ineffective == []
 
 
-def test_the_operator_is_told_of_an_etcd_of_the_users(chart: Any) -> None:
+def test_operator_flags_name_the_external_etcd(chart: Any) -> None:
     external = {"endpoint": "https://etcd.example.org:2379", "credentialsSecret": "root"}
     rendered = chart.render(settings={"etcd.enabled": False, "etcd.external": external})
     pod = rendered.one("Deployment", "kplane-operator")["spec"]["template"]["spec"]
@@ -100,7 +100,7 @@ def test_the_operator_is_told_of_an_etcd_of_the_users(chart: Any) -> None:
     assert rendered.names("CronJob") == []
 
 
-def test_the_operator_has_the_credentials_of_each_data_store(chart: Any) -> None:
+def test_operator_mounts_credentials_of_each_data_store(chart: Any) -> None:
     stores = [
         {"name": name, "endpoint": f"https://{name}:2379", "credentialsSecret": f"of-{name}"} for name in ("b", "c")
     ]
@@ -108,16 +108,16 @@ def test_the_operator_has_the_credentials_of_each_data_store(chart: Any) -> None
     pod = deployment["spec"]["template"]["spec"]
     (operator,) = pod["containers"]
     assert {"--data-store=b=https://b:2379", "--data-store=c=https://c:2379"} <= set(operator["args"])
-    (at,) = [item.partition("=")[2] for item in operator["args"] if item.startswith("--data-store-credentials=")]
-    mounted = {each["name"]: each["mountPath"] for each in operator["volumeMounts"]}
-    secrets = {mounted[each["name"]]: each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each}
-    assert secrets == {f"{at}/b": "of-b", f"{at}/c": "of-c"}
+    (directory,) = [item.partition("=")[2] for item in operator["args"] if item.startswith("--data-store-credentials=")]
+    mounted = {entry["name"]: entry["mountPath"] for entry in operator["volumeMounts"]}
+    secrets = {mounted[entry["name"]]: entry["secret"]["secretName"] for entry in pod["volumes"] if "secret" in entry}
+    assert secrets == {f"{directory}/b": "of-b", f"{directory}/c": "of-c"}
     with pytest.raises(chart.refused, match=r"etcd\.dataStores has two of name b"):
         chart.render(settings={"etcd.dataStores": [stores[0], stores[0]]})
 
 
-def test_all_members_are_restored_alike(chart: Any) -> None:
-    """Members with different revisions would not be one etcd."""
+def test_restore_jobs_differ_only_in_member_and_peer_url(chart: Any) -> None:
+    """Members with different revisions cannot form an etcd."""
     environments = list(restores(chart, {"etcd.restore.bumpRevision": 2_000_000_000}).values())
     assert [environment.pop("MEMBER") for environment in environments] == [f"kplane-etcd-{i}" for i in range(3)]
     assert len({environment.pop("PEER_URL") for environment in environments}) == 3
@@ -126,7 +126,7 @@ def test_all_members_are_restored_alike(chart: Any) -> None:
 
 
 def restores(chart: Any, settings: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """The environments of the Jobs that restore three members, by the Jobs' names."""
+    """Return the environments of the Jobs that restore three members, by name of the Job."""
     manifests = chart.render(settings={**RESTORE, **settings}).manifests
     jobs = [item for item in manifests if item["kind"] == "Job" and "-etcd-restore-" in item["metadata"]["name"]]
     return {
@@ -137,36 +137,36 @@ def restores(chart: Any, settings: dict[str, Any]) -> dict[str, dict[str, str]]:
     }
 
 
-def test_a_restore_that_is_tried_again_is_the_same_restore_by_new_jobs(chart: Any) -> None:
-    """Jobs cannot be changed, and members that were restored already are not restored again."""
+def test_retried_restore_has_new_jobs_and_the_same_environment(chart: Any) -> None:
+    """Jobs are immutable. The script does not restore a member twice for the same digest."""
     first = restores(chart, {})
-    again = restores(chart, {"etcd.tolerations": [{"operator": "Exists"}], "operator.image.tag": "v9"})
-    assert first.keys() & again.keys() == set()
-    assert list(first.values()) == list(again.values())
+    retry = restores(chart, {"etcd.tolerations": [{"operator": "Exists"}], "operator.image.tag": "v9"})
+    assert first.keys() & retry.keys() == set()
+    assert list(first.values()) == list(retry.values())
 
 
 @pytest.mark.parametrize("other", [{"etcd.restore.bumpRevision": 2_000_000_000}, {"etcd.restore.snapshot": "b.db"}])
-def test_another_restore_is_told_from_the_first(chart: Any, other: dict[str, Any]) -> None:
+def test_changed_restore_has_new_jobs_digest_and_token(chart: Any, other: dict[str, Any]) -> None:
     first, second = restores(chart, {}), restores(chart, other)
     assert first.keys() & second.keys() == set()
     for name in ("DIGEST", "CLUSTER_TOKEN"):
-        (one,) = {environment[name] for environment in first.values()}
-        (two,) = {environment[name] for environment in second.values()}
-        assert one != two
+        (first_value,) = {environment[name] for environment in first.values()}
+        (second_value,) = {environment[name] for environment in second.values()}
+        assert first_value != second_value
 
 
-def test_a_new_version_of_the_chart_leaves_etcd_running(chart: Any, tmp_path: Path) -> None:
-    """A single member that is replaced takes all virtual control planes with it."""
+def test_new_chart_version_leaves_spec_of_etcd_unchanged(chart: Any, tmp_path: Path) -> None:
+    """Replacing a single member interrupts all virtual control planes."""
     newer = replace(chart, directory=tmp_path / "kplane")
     shutil.copytree(chart.directory, newer.directory)
     about = newer.directory / "Chart.yaml"
     about.write_text(json.dumps({**yaml.safe_load(about.read_text()), "version": "9.9.9", "appVersion": "9.9.9"}))
-    old, new = (each.render().one("StatefulSet", "kplane-etcd") for each in (chart, newer))
+    old, new = (version.render().one("StatefulSet", "kplane-etcd") for version in (chart, newer))
     assert old["metadata"]["labels"] != new["metadata"]["labels"]
     assert old["spec"] == new["spec"]
 
 
-def test_nothing_runs_while_a_snapshot_is_restored(chart: Any) -> None:
+def test_restore_scales_workloads_to_zero_and_suspends_backups(chart: Any) -> None:
     rendered = chart.render(settings=RESTORE)
     workloads = [item for item in rendered.manifests if item["kind"] in {"Deployment", "StatefulSet"}]
     assert {item["metadata"]["name"]: item["spec"]["replicas"] for item in workloads} == {
@@ -178,7 +178,7 @@ def test_nothing_runs_while_a_snapshot_is_restored(chart: Any) -> None:
 
 
 @pytest.mark.parametrize(("component", "kind"), [("operator", "Deployment"), ("mcm", "StatefulSet")])
-def test_one_pod_may_be_drained_and_several_are_apart(chart: Any, component: str, kind: str) -> None:
+def test_several_replicas_have_spread_constraints_and_a_budget(chart: Any, component: str, kind: str) -> None:
     alone, name = chart.render(), f"kplane-{component}"
     assert name not in alone.names("PodDisruptionBudget")
     assert "topologySpreadConstraints" not in alone.one(kind, name)["spec"]["template"]["spec"]
@@ -189,21 +189,24 @@ def test_one_pod_may_be_drained_and_several_are_apart(chart: Any, component: str
     budget = several.one("PodDisruptionBudget", name)["spec"]
     assert budget == {"maxUnavailable": 1, "selector": spec["selector"]}
     constraints = spec["template"]["spec"]["topologySpreadConstraints"]
-    assert [each["topologyKey"] for each in constraints] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
-    assert all(each["labelSelector"] == spec["selector"] for each in constraints)
+    assert [constraint["topologyKey"] for constraint in constraints] == [
+        "kubernetes.io/hostname",
+        "topology.kubernetes.io/zone",
+    ]
+    assert all(constraint["labelSelector"] == spec["selector"] for constraint in constraints)
 
 
-def test_a_new_version_never_leaves_the_tenants_without_an_operator(chart: Any) -> None:
+def test_rollout_of_operator_has_no_unavailable_replica(chart: Any) -> None:
     strategy = chart.render().one("Deployment", "kplane-operator")["spec"]["strategy"]
     assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 
 
 @pytest.mark.parametrize("release", ["kplane", "prod"])
-def test_operators_of_all_releases_share_a_lease_that_they_may_write(chart: Any, release: str) -> None:
+def test_operators_of_all_releases_may_write_the_same_lease(chart: Any, release: str) -> None:
     rendered = chart.render(release=release)
     lease = rendered.one("Lease", "kplane-operator")
     assert lease["metadata"]["namespace"] == "kube-system"
-    # The spec is the operators': an upgrade changes nothing in it.
+    # The operators own the spec, and an upgrade must not change it.
     assert "spec" not in lease
     name = "kplane-operator" if release == "kplane" else f"{release}-kplane-operator"
     role = rendered.one("Role", f"{name}-lease")
@@ -211,7 +214,7 @@ def test_operators_of_all_releases_share_a_lease_that_they_may_write(chart: Any,
     assert [rule["resourceNames"] for rule in role["rules"]] == [["kplane-operator"]]
 
 
-def test_members_are_told_of_each_other(chart: Any) -> None:
+def test_initial_cluster_names_all_members(chart: Any) -> None:
     rendered = chart.render(settings=THREE)
     args = rendered.one("StatefulSet", "kplane-etcd")["spec"]["template"]["spec"]["containers"][0]["args"]
     peer = "https://kplane-etcd-{0}.kplane-etcd-peers.kplane-system.svc:2380"
@@ -229,13 +232,13 @@ def test_members_are_told_of_each_other(chart: Any) -> None:
         ("prod", {"nameOverride": "planes"}, "prod-planes-operator"),
     ],
 )
-def test_names(chart: Any, release: str, settings: dict[str, Any], operator: str) -> None:
+def test_names_follow_release_and_overrides(chart: Any, release: str, settings: dict[str, Any], operator: str) -> None:
     rendered = chart.render(release=release, settings=settings)
     assert operator in rendered.names("Deployment")
 
 
-def test_the_longest_names_fit(chart: Any) -> None:
-    """A pod of a StatefulSet or Job gets a label with its whole name: 63 letters at most, with what is added to it."""
+def test_names_of_longest_release_fit_kubernetes_limits(chart: Any) -> None:
+    """A pod of a StatefulSet or Job has a label with its full name. A label has at most 63 characters."""
     for settings in (THREE, RESTORE):
         rendered = chart.render(release="a-very-long-name-of-a-release-of-kplane-in-helm-53-xx", settings=settings)
         names = {
@@ -244,11 +247,11 @@ def test_the_longest_names_fit(chart: Any) -> None:
             if item["kind"] != "CustomResourceDefinition"
         }
         assert {name: kind for name, kind in names.items() if len(name) > 63} == {}
-        # Kubernetes' own limit: it adds eleven characters to the names of a CronJob's Jobs.
+        # Kubernetes appends eleven characters to the names of a CronJob's Jobs.
         assert all(len(name) <= 52 for name in rendered.names("CronJob"))
 
 
-def test_images_are_those_of_the_pinned_versions(chart: Any) -> None:
+def test_default_images_have_the_pinned_versions(chart: Any) -> None:
     values = chart.values
     assert values["controlPlanes"]["kubeApiserverImage"] == f"registry.k8s.io/kube-apiserver:v{KUBERNETES.version}"
     assert values["controlPlanes"]["etcdImage"] == f"registry.k8s.io/etcd:v{ETCD.version}"
@@ -256,8 +259,8 @@ def test_images_are_those_of_the_pinned_versions(chart: Any) -> None:
 
 
 @pytest.mark.parametrize("component", ["operator", "mcm"])
-def test_chart_without_images_says_how_to_build_and_load_them(chart: Any, component: str) -> None:
-    """A name that somebody else may publish to would let them decide what users run."""
+def test_error_of_missing_image_names_make_targets(chart: Any, component: str) -> None:
+    """With a default name, any publisher of that repository could choose the images that users run."""
     assert chart.values[component]["image"]["repository"] == ""
     with pytest.raises(chart.refused) as caught:
         chart.render(settings={f"{component}.image.repository": ""})
@@ -267,7 +270,7 @@ def test_chart_without_images_says_how_to_build_and_load_them(chart: Any, compon
     assert targets <= set(re.findall(r"^([a-z-]+):", MAKEFILE.read_text(), re.MULTILINE))
 
 
-def test_chart_names_the_images_that_it_is_told(chart: Any) -> None:
+def test_images_have_given_repository_tag_and_digest(chart: Any) -> None:
     version = yaml.safe_load((chart.directory / "Chart.yaml").read_text())["appVersion"]
     digest = f"sha256:{'1' * 64}"
     rendered = chart.render(
@@ -304,7 +307,7 @@ def test_chart_of_a_release_names_its_images_by_digest(chart: Any, tmp_path: Pat
 
 
 def test_no_pod_reads_metrics_unless_the_values_name_it(chart: Any) -> None:
-    """The kubelet's probes come from the node, which no NetworkPolicy shuts out."""
+    """The kubelet probes from the node. A NetworkPolicy never blocks the node."""
     for name in ("kplane-operator", "kplane-mcm", "kplane-etcd"):
         ingress = chart.render().one("NetworkPolicy", name)["spec"].get("ingress", [])
         ports = {port["port"] for rule in ingress for port in rule["ports"]}
@@ -373,7 +376,7 @@ def test_no_pod_reads_metrics_unless_the_values_name_it(chart: Any) -> None:
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
 )
-def test_what_cannot_work_is_refused_with_a_sentence(chart: Any, settings: dict[str, Any], says: str) -> None:
+def test_chart_refuses_invalid_values_with_an_explanation(chart: Any, settings: dict[str, Any], says: str) -> None:
     with pytest.raises(chart.refused) as caught:
         chart.render(settings=settings)
     assert says in str(caught.value)

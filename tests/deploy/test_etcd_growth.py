@@ -35,7 +35,7 @@ GROW = ("--set=etcd.replicas=3", "--set=etcd.backup.accessMode=ReadWriteOnce")
 
 @dataclass
 class Member:
-    """A pod of the StatefulSet as processes of this machine."""
+    """Pod of the StatefulSet, as processes of this machine."""
 
     name: str
     volume: Path
@@ -51,7 +51,7 @@ class Member:
 
 @dataclass
 class Site:
-    """The members, and what the chart says of them: alone, and grown."""
+    """Members of etcd, and their StatefulSets for one replica (`alone`) and for three (`grown`)."""
 
     programs: Path
     directory: Path
@@ -82,11 +82,11 @@ class Site:
             path.write_bytes(content)
 
     def here(self, text: str, member: Member) -> str:
-        """Put places and addresses of this machine for those of pods."""
-        for each in self.members:
-            host = f"{each.name}.{ETCD}-peers.kplane-system.svc"
+        """Replace paths and addresses of pods by paths and addresses of this machine."""
+        for peer in self.members:
+            host = f"{peer.name}.{ETCD}-peers.kplane-system.svc"
             for port, number in (("client", 2379), ("peer", 2380)):
-                text = text.replace(f"{host}:{number}", f"127.0.0.1:{each.ports[port]}")
+                text = text.replace(f"{host}:{number}", f"127.0.0.1:{peer.ports[port]}")
         for port, number in (("client", 2379), ("peer", 2380), ("metrics", 2381)):
             text = text.replace(f"0.0.0.0:{number}", f"127.0.0.1:{member.ports[port]}")
         places = {
@@ -96,46 +96,46 @@ class Site:
             "/run/etcd": member.volume / "run",
             "/tmp/": f"{member.volume}/run/",
         }
-        # At once: a place of this machine may begin like one of pods.
+        # A single pass: a path of this machine may begin like a path of a pod.
         return re.sub("|".join(places), lambda found: str(places[found[0]]), text)
 
     def start_alone(self, member: Member) -> None:
-        """Start it as the chart does with one member."""
+        """Start a member as the chart does with a single replica."""
         [container] = self.alone["spec"]["template"]["spec"]["containers"]
-        arguments = [self.here(each.replace("$(POD_NAME)", member.name), member) for each in container["args"]]
+        arguments = [self.here(argument.replace("$(POD_NAME)", member.name), member) for argument in container["args"]]
         member.process = subprocess.Popen([str(self.programs / "etcd"), *arguments, "--unsafe-no-fsync"])
 
     def join(self, member: Member) -> subprocess.Popen[str]:
-        """Run the container before etcd's."""
+        """Run the init container."""
         [container] = self.grown["spec"]["template"]["spec"]["initContainers"]
         scripts = self.directory / "join" / member.name
         scripts.mkdir(exist_ok=True)
         (member.volume / "run").mkdir(exist_ok=True)
         for name, content in self.settings.items():
             (scripts / name).write_text(self.here(content.replace("$(MEMBER).", f"{member.name}."), member))
-        given = {"MEMBER": member.name}
+        environment = {"MEMBER": member.name}
         for entry in container["env"]:
             if "value" in entry:
-                given[entry["name"]] = self.here(entry["value"].replace("$(MEMBER)", member.name), member)
+                environment[entry["name"]] = self.here(entry["value"].replace("$(MEMBER)", member.name), member)
         return subprocess.Popen(
-            [self.here(each, member) for each in container["command"]],
-            env={"PATH": f"{self.programs}:{os.environ['PATH']}", **given},
+            [self.here(argument, member) for argument in container["command"]],
+            env={"PATH": f"{self.programs}:{os.environ['PATH']}", **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
     async def start(self, member: Member) -> str:
-        """Start a pod of an etcd that has grown; returns what its script says."""
+        """Start a pod of an etcd that has grown. Return the output of the join script."""
         joining = self.join(member)
-        said, wrong = await asyncio.to_thread(joining.communicate, timeout=120)
-        assert joining.returncode == 0, wrong
+        output, errors = await asyncio.to_thread(joining.communicate, timeout=120)
+        assert joining.returncode == 0, errors
         self.start_grown(member)
-        return said
+        return output
 
     def start_grown(self, member: Member) -> None:
         [container] = self.grown["spec"]["template"]["spec"]["containers"]
-        arguments = [self.here(each, member) for each in container["args"]]
+        arguments = [self.here(argument, member) for argument in container["args"]]
         member.process = subprocess.Popen([str(self.programs / "etcd"), *arguments])
 
     def url(self, member: Member) -> str:
@@ -147,35 +147,37 @@ class Site:
             yield client
 
     async def follower(self, *, besides: Member) -> Member:
-        """Return a member that is not the leader, if there is one: it cannot promote where access control is on."""
-        running = [each for each in self.members if each.process is not None and each is not besides]
+        """Return a member that is not the leader, if possible. The leader cannot promote with authentication on."""
+        running = [
+            candidate for candidate in self.members if candidate.process is not None and candidate is not besides
+        ]
 
         async def led_by() -> str:
             async with self.client(running[0]) as client:
                 leader = await client.members.leader()
-                return next(each.client_url for each in await client.members.list() if each.id == leader)
+                return next(candidate.client_url for candidate in await client.members.list() if candidate.id == leader)
 
         leader = await self.eventually(led_by)
-        return next((each for each in running if self.url(each) != leader), running[0])
+        return next((candidate for candidate in running if self.url(candidate) != leader), running[0])
 
     async def grow(self, member: Member, *, to: int) -> str:
-        """Start a pod, and do what the operator does until all members have a vote."""
-        said = await self.start(member)
-        other = await self.follower(besides=member)
+        """Start a pod, and promote learners as the operator does, until all members vote."""
+        output = await self.start(member)
+        follower = await self.follower(besides=member)
 
         async def votes() -> list[bool]:
-            keyspace = Keyspace(self.url(other), credentials=self.certificates)
+            keyspace = Keyspace(self.url(follower), credentials=self.certificates)
             try:
                 await keyspace.promote_learners()
             finally:
                 await keyspace.close()
-            async with self.client(other) as client:
-                return [not found.learner for found in await client.members.list()]
+            async with self.client(follower) as client:
+                return [not peer.learner for peer in await client.members.list()]
 
         await self.eventually(votes, lambda found: found == [True] * to, timeout=60.0)
-        # A StatefulSet waits for that too. A member may have a vote before it serves clients.
+        # A member may vote before it serves clients. A StatefulSet waits until it serves.
         await self.eventually(lambda: self.digest_of(member))
-        return said
+        return output
 
     async def digests(self) -> set[Any]:
         return {await self.digest_of(member) for member in self.members}
@@ -200,7 +202,7 @@ class Site:
 
 @pytest.fixture
 async def rendered(chart: Any, api_server: Handle) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The StatefulSet of one member, and what the chart makes of its number where the claim of that member is."""
+    """Render the StatefulSet of a single member, and all manifests of three members beside the claim of the first."""
     alone = chart.render(release=RELEASE).one("StatefulSet", ETCD)
     (template,) = alone["spec"]["volumeClaimTemplates"]
     metadata = {**template["metadata"], "name": f"data-{ETCD}-0", "namespace": chart.namespace}
@@ -214,7 +216,7 @@ async def rendered(chart: Any, api_server: Handle) -> tuple[dict[str, Any], list
         await kube.run("delete", "pvc", metadata["name"], "-n", chart.namespace, "--wait=false")
         await kube.run("patch", "pvc", metadata["name"], "-n", chart.namespace, "--type=merge", "-p", FREE)
     manifests = printed.partition("MANIFEST:\n")[2].partition("\nNOTES:\n")[0]
-    return alone, [each for each in yaml.safe_load_all(manifests) if each]
+    return alone, [manifest for manifest in yaml.safe_load_all(manifests) if manifest]
 
 
 @pytest.fixture
@@ -226,30 +228,32 @@ async def site(
     eventually: Any,
 ) -> AsyncIterator[Site]:
     alone, manifests = rendered
-    [grown] = [each for each in manifests if each["kind"] == "StatefulSet" and each["metadata"]["name"] == ETCD]
-    [settings] = [each for each in manifests if each["metadata"]["name"] == f"{ETCD}-join"]
+    [grown] = [
+        manifest for manifest in manifests if manifest["kind"] == "StatefulSet" and manifest["metadata"]["name"] == ETCD
+    ]
+    [settings] = [manifest for manifest in manifests if manifest["metadata"]["name"] == f"{ETCD}-join"]
     members = []
     for number in range(3):
         volume = tmp_path / f"volume-{number}"
         volume.mkdir()
         ports = {port: hold_port() for port in ("client", "peer", "metrics")}
         members.append(Member(f"{ETCD}-{number}", volume, ports))
-    made = Site(binaries.etcd, tmp_path, alone, grown, settings["data"], members, eventually)
+    result = Site(binaries.etcd, tmp_path, alone, grown, settings["data"], members, eventually)
     try:
-        yield made
+        yield result
     finally:
         for member in members:
             member.stop()
 
 
 @pytest.mark.slow
-async def test_one_member_becomes_three(site: Site, api_server: Handle) -> None:
+async def test_etcd_grows_to_three_members_and_replaces_lost_ones(site: Site, api_server: Handle) -> None:
     first, second, third = site.members
     grown = site.directory / "grown.json"
     grown.write_text(json.dumps(site.grown))
     await api_server.kubectl.run("create", "--dry-run=server", "--validate=strict", "-f", str(grown))
     assert site.grown["spec"]["replicas"] == 3
-    # Kubernetes lets nobody change it: what Helm would send is refused otherwise.
+    # Kubernetes refuses a change of this field.
     assert site.grown["spec"]["volumeClaimTemplates"] == site.alone["spec"]["volumeClaimTemplates"]
     site.start_alone(first)
     keyspace = Keyspace(site.url(first), credentials=site.certificates)
@@ -259,13 +263,13 @@ async def test_one_member_becomes_three(site: Site, api_server: Handle) -> None:
         for number in range(100):
             await client.put(f"/clusters/acme/{number}".encode(), b"value")
 
-    # The pods of the highest numbers come first, and the first one is replaced when they are ready.
+    # The StatefulSet starts with the highest number. It replaces the first pod after the others are ready.
     await site.grow(third, to=2)
     await site.grow(second, to=3)
     first.stop()
     await site.grow(first, to=3)
-    [found] = await site.digests()
-    assert found.count == 100
+    [content] = await site.digests()
+    assert content.count == 100
 
     tenant = issue_client(site.authority, user="cp-acme")
     root = KeyPair(*((site.certificates / f"client.{ending}").read_bytes() for ending in ("crt", "key")))
@@ -273,18 +277,18 @@ async def test_one_member_becomes_three(site: Site, api_server: Handle) -> None:
         assert await site.opens_peer_port(member, root)
         assert not await site.opens_peer_port(member, tenant)
 
-    # Any of them may lose its volume, the one that they began with too.
+    # Any member may lose its volume, including the first.
     for member in (first, third):
         member.stop()
         shutil.rmtree(member.volume / "data")
         assert "has lost its data: it is removed, and joins anew" in await site.grow(member, to=3)
-        [found] = await site.digests()
-        assert found.count == 100
+        [content] = await site.digests()
+        assert content.count == 100
 
 
 @pytest.mark.slow
-async def test_no_member_begins_an_etcd_of_its_own(site: Site) -> None:
-    """The first one has lost its volume, and none of the others answers."""
+async def test_member_without_data_waits_instead_of_starting_an_etcd(site: Site) -> None:
+    """The first member has lost its volume, and the other members do not respond."""
     first = site.members[0]
     joining = site.join(first)
     try:

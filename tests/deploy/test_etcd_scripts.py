@@ -1,4 +1,4 @@
-"""Restore of the shared etcd, by the script that the chart's Jobs run, with a real etcd."""
+"""Restore script of the chart's Jobs, run on a real etcd."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUMP = 1_000_000_000
 
 @dataclass(frozen=True)
 class Scripts:
-    """The scripts, with the programs of the operator's image."""
+    """Scripts of the chart, and the programs of the operator's image."""
 
     chart: Any
     programs: Path
@@ -34,9 +34,9 @@ class Scripts:
 
     def start(self, name: str, **environment: str) -> subprocess.Popen[str]:
         path = f"{self.programs}:{os.environ['PATH']}"
-        given = {"PATH": path, "BACKUPS": str(self.backups), **environment}
+        variables = {"PATH": path, "BACKUPS": str(self.backups), **environment}
         command = ["/bin/sh", str(self.chart.directory / "files" / "etcd" / name)]
-        return subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def back_up(self, etcd: Any) -> str:
         """Save etcd and return the snapshot's file name."""
@@ -52,7 +52,7 @@ class Scripts:
     def restore_environment(
         self, member: Any, snapshot: str, bump: int = BUMP, members: Sequence[Any] = ()
     ) -> dict[str, str]:
-        """What the chart's Job has, with the places and addresses of this machine."""
+        """Return the environment of the chart's Job with paths and addresses of this machine."""
         rendered = self.chart.render(settings={"etcd.restore.snapshot": snapshot, "etcd.restore.bumpRevision": bump})
         (name,) = [name for name in rendered.names("Job") if "-etcd-restore-" in name]
         job = rendered.one("Job", name)
@@ -67,12 +67,12 @@ class Scripts:
         }
 
     def with_program(self, name: str, script: str) -> Scripts:
-        """The same with a program in the place of another one, whose path is in $PROGRAM."""
+        """Return scripts that run `script` instead of a program. $PROGRAM is the path of the program."""
         programs = self.backups.with_name(f"with-{name}")
         shutil.copytree(self.programs, programs, copy_function=os.symlink)
-        found = shutil.which(name, path=f"{self.programs}:{os.environ['PATH']}")
+        path = shutil.which(name, path=f"{self.programs}:{os.environ['PATH']}")
         (programs / name).unlink(missing_ok=True)
-        (programs / name).write_text(f"#!/bin/sh\nPROGRAM={found}\n{script}")
+        (programs / name).write_text(f"#!/bin/sh\nPROGRAM={path}\n{script}")
         (programs / name).chmod(0o755)
         return replace(self, programs=programs)
 
@@ -85,7 +85,7 @@ def cluster(members: Sequence[Any]) -> str:
 
 
 def somebody_waits_for(file: Path) -> bool:
-    """Look whether a process is blocked by another's lock on a file."""
+    """Tell whether a process waits for a lock on a file."""
     inode = f":{file.stat().st_ino} "
     return any(" -> FLOCK" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
 
@@ -101,22 +101,22 @@ def scripts(chart: Any, binaries: Any, tmp_path: Path) -> Scripts:
     return Scripts(chart, binaries.etcd, backups)
 
 
-def test_a_restore_brings_back_what_was_saved(scripts: Scripts, etcd: Any) -> None:
+def test_restore_returns_saved_data_and_keeps_replaced_data(scripts: Scripts, etcd: Any) -> None:
     etcd.ctl("put", "key", "saved")
     snapshot = scripts.back_up(etcd)
     etcd.ctl("put", "key", "later")
     before = revision(etcd)
     etcd.stop()
 
-    done = scripts.restore(etcd, snapshot=snapshot)
-    assert done.returncode == 0, done.stderr
+    process = scripts.restore(etcd, snapshot=snapshot)
+    assert process.returncode == 0, process.stderr
     etcd.start()
     assert etcd.ctl("get", "key", "--print-value-only") == "saved\n"
     assert revision(etcd) > BUMP
-    # What was there is kept.
+    # The script keeps the replaced data.
     (aside,) = etcd.volume.glob("replaced-*")
     assert (aside / "member" / "snap" / "db").is_file()
-    # A client that watched before is told so, where it would otherwise wait for a revision that comes much later.
+    # A watch from before the restore fails. Otherwise it would silently wait for a much later revision.
     watch = subprocess.run(
         [str(scripts.programs / "etcdctl"), f"--endpoints={etcd.client_url}", "watch", "key", f"--rev={before}"],
         capture_output=True,
@@ -127,19 +127,19 @@ def test_a_restore_brings_back_what_was_saved(scripts: Scripts, etcd: Any) -> No
     assert "required revision has been compacted" in watch.stdout + watch.stderr
 
 
-def test_three_members_are_restored_to_one_etcd(scripts: Scripts, etcds: list[Any]) -> None:
+def test_three_restored_members_form_an_etcd(scripts: Scripts, etcds: list[Any]) -> None:
     for member in etcds:
         member.start(cluster(etcds))
     etcds[0].ctl("put", "key", "saved")
     snapshot = scripts.back_up(etcds[1])
     etcds[2].ctl("put", "key", "later")
     for member in etcds:
-        # A leader that ends of itself looks for another one for seconds.
+        # A leader that terminates gracefully transfers its leadership, which takes seconds.
         member.kill()
 
     for member in etcds:
-        done = scripts.restore(member, snapshot=snapshot, members=etcds)
-        assert done.returncode == 0, done.stderr
+        process = scripts.restore(member, snapshot=snapshot, members=etcds)
+        assert process.returncode == 0, process.stderr
     for member in etcds:
         member.start(cluster(etcds))
     assert [member.ctl("get", "key", "--print-value-only") for member in etcds] == ["saved\n"] * 3
@@ -150,8 +150,8 @@ def test_three_members_are_restored_to_one_etcd(scripts: Scripts, etcds: list[An
 
 
 @pytest.mark.slow
-def test_a_member_that_was_not_restored_is_shut_out(scripts: Scripts, etcds: list[Any]) -> None:
-    """With the others it would be one etcd whose members silently tell different things."""
+def test_unrestored_member_cannot_join_restored_members(scripts: Scripts, etcds: list[Any]) -> None:
+    """Otherwise members of the same etcd would silently return different data."""
     for member in etcds:
         member.start(cluster(etcds))
     etcds[0].ctl("put", "key", "saved")
@@ -159,10 +159,10 @@ def test_a_member_that_was_not_restored_is_shut_out(scripts: Scripts, etcds: lis
     etcds[0].ctl("put", "key", "later")
     assert etcds[2].ctl("get", "key", "--print-value-only") == "later\n"
     for member in etcds:
-        # A leader that ends of itself looks for another one for seconds.
+        # A leader that terminates gracefully transfers its leadership, which takes seconds.
         member.kill()
 
-    *restored, odd = etcds
+    *restored, stale = etcds
     for member in restored:
         assert scripts.restore(member, snapshot=snapshot, members=etcds).returncode == 0
     for member in etcds:
@@ -170,18 +170,18 @@ def test_a_member_that_was_not_restored_is_shut_out(scripts: Scripts, etcds: lis
     restored[0].ctl("put", "other", "value")
     assert [member.ctl("get", "key", "--print-value-only") for member in restored] == ["saved\n"] * 2
     with pytest.raises(subprocess.CalledProcessError):
-        odd.ctl("get", "key", "--command-timeout=4s", "--dial-timeout=4s")
+        stale.ctl("get", "key", "--command-timeout=4s", "--dial-timeout=4s")
 
-    # It joins once it is restored as well.
-    odd.stop()
-    assert scripts.restore(odd, snapshot=snapshot, members=etcds).returncode == 0
-    odd.start(cluster(etcds))
-    assert odd.ctl("get", "key", "--print-value-only") == "saved\n"
-    assert odd.ctl("get", "other", "--print-value-only") == "value\n"
+    # The member joins after its own restore.
+    stale.stop()
+    assert scripts.restore(stale, snapshot=snapshot, members=etcds).returncode == 0
+    stale.start(cluster(etcds))
+    assert stale.ctl("get", "key", "--print-value-only") == "saved\n"
+    assert stale.ctl("get", "other", "--print-value-only") == "value\n"
 
 
-def test_a_restore_is_not_repeated(scripts: Scripts, etcd: Any) -> None:
-    """`helm rollback` to the revision that restored brings its Jobs again."""
+def test_restore_is_repeated_only_with_higher_bump_revision(scripts: Scripts, etcd: Any) -> None:
+    """`helm rollback` to the revision with the restore creates its Jobs again."""
     etcd.ctl("put", "key", "saved")
     snapshot = scripts.back_up(etcd)
     etcd.stop()
@@ -190,20 +190,20 @@ def test_a_restore_is_not_repeated(scripts: Scripts, etcd: Any) -> None:
     etcd.ctl("put", "key", "later")
     etcd.stop()
 
-    done = scripts.restore(etcd, snapshot=snapshot)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "restored already; raise etcd.restore.bumpRevision to do it again\n"
+    process = scripts.restore(etcd, snapshot=snapshot)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout == "restored already; raise etcd.restore.bumpRevision to do it again\n"
     etcd.start()
     assert etcd.ctl("get", "key", "--print-value-only") == "later\n"
     etcd.stop()
-    done = scripts.restore(etcd, snapshot=snapshot, bump=2 * BUMP)
-    assert f"restored {snapshot}" in done.stdout, done.stderr
+    process = scripts.restore(etcd, snapshot=snapshot, bump=2 * BUMP)
+    assert f"restored {snapshot}" in process.stdout, process.stderr
     etcd.start()
     assert etcd.ctl("get", "key", "--print-value-only") == "saved\n"
 
 
-def test_revisions_never_go_back(scripts: Scripts, etcd: Any) -> None:
-    """An older snapshot needs more than the number of the restore before."""
+def test_restore_refuses_a_bump_revision_that_is_too_low(scripts: Scripts, etcd: Any) -> None:
+    """An older snapshot needs a higher bump than the preceding restore, so that revisions only grow."""
     etcd.ctl("put", "key", "older")
     older = "20200101T000000Z.db"
     (scripts.backups / scripts.back_up(etcd)).rename(scripts.backups / older)
@@ -212,9 +212,9 @@ def test_revisions_never_go_back(scripts: Scripts, etcd: Any) -> None:
     etcd.stop()
     assert scripts.restore(etcd, snapshot=newer).returncode == 0
 
-    done = scripts.restore(etcd, snapshot=older)
-    assert done.returncode != 0
-    assert f"this etcd has gone on by {BUMP + 1} revisions since {older} was saved" in done.stderr
+    process = scripts.restore(etcd, snapshot=older)
+    assert process.returncode != 0
+    assert f"this etcd has gone on by {BUMP + 1} revisions since {older} was saved" in process.stderr
     etcd.start()
     assert etcd.ctl("get", "key", "--print-value-only") == "newer\n"
     before = revision(etcd)
@@ -233,9 +233,7 @@ esac
 """etcdutl that returns from a restore only when the file `halted` is removed."""
 
 
-async def test_a_member_that_starts_during_its_restore_keeps_its_data(
-    scripts: Scripts, etcd: Any, eventually: Any
-) -> None:
+async def test_restore_fails_if_etcd_starts_and_keeps_its_data(scripts: Scripts, etcd: Any, eventually: Any) -> None:
     etcd.ctl("put", "key", "value")
     snapshot = scripts.back_up(etcd)
     etcd.stop()
@@ -253,8 +251,8 @@ async def test_a_member_that_starts_during_its_restore_keeps_its_data(
     assert not list(etcd.volume.glob("replaced-*"))
 
 
-async def test_a_restore_that_is_told_to_end_changes_nothing(scripts: Scripts, etcd: Any, eventually: Any) -> None:
-    """As by an upgrade that replaces its Job."""
+async def test_terminated_restore_leaves_the_volume_to_the_next(scripts: Scripts, etcd: Any, eventually: Any) -> None:
+    """An upgrade that replaces the Job terminates the restore."""
     etcd.ctl("put", "key", "value")
     snapshot = scripts.back_up(etcd)
     etcd.stop()
@@ -263,7 +261,7 @@ async def test_a_restore_that_is_told_to_end_changes_nothing(scripts: Scripts, e
     process = halting.start("restore.sh", **halting.restore_environment(etcd, snapshot))
     await eventually(halted.exists, bool, timeout=120)
     process.terminate()
-    # The next one waits for it.
+    # The next restore waits for the first.
     results: list[subprocess.CompletedProcess[str]] = []
     following = threading.Thread(target=lambda: results.append(scripts.restore(etcd, snapshot=snapshot)))
     following.start()
@@ -276,7 +274,7 @@ async def test_a_restore_that_is_told_to_end_changes_nothing(scripts: Scripts, e
     assert len(list(etcd.volume.glob("replaced-*"))) == 1
 
 
-async def test_a_restore_waits_until_etcd_has_ended(scripts: Scripts, etcd: Any, eventually: Any) -> None:
+async def test_restore_waits_until_etcd_has_stopped(scripts: Scripts, etcd: Any, eventually: Any) -> None:
     etcd.ctl("put", "key", "saved")
     snapshot = scripts.back_up(etcd)
     results: list[subprocess.CompletedProcess[str]] = []
@@ -290,17 +288,17 @@ async def test_a_restore_waits_until_etcd_has_ended(scripts: Scripts, etcd: Any,
     assert list(etcd.volume.glob("replaced-*"))
 
 
-def test_a_name_that_does_not_exist_tells_those_that_do(scripts: Scripts, etcd: Any) -> None:
+def test_error_of_unknown_snapshot_lists_existing_snapshots(scripts: Scripts, etcd: Any) -> None:
     snapshot = scripts.back_up(etcd)
     etcd.stop()
-    done = scripts.restore(etcd, snapshot="20200101T000000Z.db")
-    assert done.returncode != 0
-    assert "There is no snapshot 20200101T000000Z.db" in done.stderr
-    assert snapshot in done.stderr
+    process = scripts.restore(etcd, snapshot="20200101T000000Z.db")
+    assert process.returncode != 0
+    assert "There is no snapshot 20200101T000000Z.db" in process.stderr
+    assert snapshot in process.stderr
     assert (etcd.volume / "data" / "member" / "snap" / "db").is_file()
 
 
-def test_a_snapshot_that_is_damaged_changes_nothing(scripts: Scripts, etcd: Any) -> None:
+def test_damaged_snapshot_leaves_data_unchanged(scripts: Scripts, etcd: Any) -> None:
     etcd.ctl("put", "key", "value")
     snapshot = scripts.backups / scripts.back_up(etcd)
     etcd.stop()

@@ -1,4 +1,4 @@
-"""`make install-kind`, with programs that write down how they are called."""
+"""`make install-kind`, with fake programs that record their calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ANSWERS = {"kubectl": "echo {context}", "docker": "echo sha256:0123", "helm": ""
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine with a checkout whose virtual environment is made."""
+    """Machine with a checkout and its virtual environment."""
 
     home: Path
 
@@ -51,25 +51,27 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_images_are_built_loaded_and_installed(machine: Machine) -> None:
-    done = machine.install(context="kind-mine")
+def test_make_target_builds_loads_and_installs_images(machine: Machine) -> None:
+    process = machine.install(context="kind-mine")
 
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     assert machine.calls("submake") == [["images"]]
     images = [f"kplane-{name}:t1" for name in ("operator", "mcm", "gateway", "etcd")]
     assert machine.calls("kind") == [["load", "docker-image", "--name", "mine", *images]]
     (helm,) = machine.calls("helm")
     assert helm[:4] == ["upgrade", "--install", "kplane", "deploy/chart/kplane"]
     assert {"operator.image.tag=t1", "mcm.image.tag=t1", "etcd.image=kplane-etcd:t1"} <= set(helm)
-    # The pods of an upgrade follow an image that has its old tag.
+    # The annotation changes with the image, so an upgrade with the same tag replaces the pods.
     assert "operator.podAnnotations.kplane-image=sha256:0123" in helm
     assert "--wait" in helm
 
 
 @pytest.mark.parametrize("context", ["production", ""])
-def test_another_cluster_is_refused(machine: Machine, context: str) -> None:
-    done = machine.install(context=context)
+def test_make_target_refuses_a_context_other_than_kind(machine: Machine, context: str) -> None:
+    process = machine.install(context=context)
 
-    assert done.returncode != 0
-    assert f"the current context is {context or 'not set'}, and not one of kind: run kind create cluster" in done.stderr
+    assert process.returncode != 0
+    assert (
+        f"the current context is {context or 'not set'}, and not one of kind: run kind create cluster" in process.stderr
+    )
     assert machine.calls("submake") == machine.calls("kind") == machine.calls("helm") == []

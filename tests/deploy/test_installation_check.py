@@ -1,4 +1,4 @@
-"""What `helm test` runs on a cluster, against servers of the test."""
+"""Script that `helm test` runs on a cluster, against servers of the test."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Kernel:
         return os.open(os.devnull, os.O_RDONLY) if Kernel.left >= 0 else -1
 ctypes.CDLL = Kernel
 """
-"""Gives inotify instances, however many other programs of this machine have."""
+"""Fake kernel with a fixed number of inotify instances, independent of other programs."""
 
 
 class Servers:
-    """Answers for the operator, mcm and the API server, each below a path of its own."""
+    """HTTP server that acts as operator, mcm and API server, each with its own path prefix."""
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, str]] = {
@@ -74,7 +74,7 @@ def servers() -> Servers:
 
 @pytest.fixture
 def check(servers: Servers, tmp_path: Path) -> Iterator[Any]:
-    """Run the script as the pod does, without its minute of patience, and with as many inotify instances."""
+    """Return a function that runs the script as the pod does, without retries, with `instances` of inotify."""
     (tmp_path / "token").write_text("secret\n")
     server = servers.start()
     url = f"http://127.0.0.1:{server.server_port}"
@@ -104,10 +104,10 @@ def check(servers: Servers, tmp_path: Path) -> Iterator[Any]:
     server.server_close()
 
 
-def test_an_installation_that_works_passes(servers: Servers, check: Any) -> None:
-    done = check()
-    assert (done.returncode, done.stderr) == (0, "")
-    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["ok"] * 4
+def test_check_passes_if_all_servers_are_ready(servers: Servers, check: Any) -> None:
+    process = check()
+    assert (process.returncode, process.stderr) == (0, "")
+    assert [line.partition(":")[0] for line in process.stdout.splitlines()] == ["ok"] * 4
     # Only the API server gets the token.
     assert servers.tokens == [None, None, "Bearer secret"]
 
@@ -125,25 +125,25 @@ def test_an_installation_that_works_passes(servers: Servers, check: Any) -> None
         ("/api/apis/controlplane.kplane.dev/v1alpha1", (404, "none"), "404 Not Found: none"),
     ],
 )
-def test_what_does_not_work_is_told(
+def test_check_fails_and_names_the_failing_server(
     servers: Servers, check: Any, path: str, answer: tuple[int, str], says: str
 ) -> None:
     servers.answers[path] = answer
-    done = check()
-    assert done.returncode == 1
-    assert says in done.stdout
-    assert done.stdout.count("ok: ") == 3
+    process = check()
+    assert process.returncode == 1
+    assert says in process.stdout
+    assert process.stdout.count("ok: ") == 3
 
 
-def test_gateway_is_asked_where_there_is_one(servers: Servers, check: Any) -> None:
+def test_check_fails_if_the_gateway_is_not_ready(servers: Servers, check: Any) -> None:
     servers.answers["/gateway/readyz"] = (503, "user 65532 has 125 of 128 inotify instances in use")
-    done = check(GATEWAY="/gateway")
-    assert done.returncode == 1
-    assert "FAILED: the gateway is ready: 503 Service Unavailable: user 65532 has 125 of 128 inotify" in done.stdout
+    process = check(GATEWAY="/gateway")
+    assert process.returncode == 1
+    assert "FAILED: the gateway is ready: 503 Service Unavailable: user 65532 has 125 of 128 inotify" in process.stdout
 
 
-def test_node_without_inotify_instances_fails(check: Any) -> None:
-    done = check(instances=4)
-    assert done.returncode == 1
-    assert "inotify instances in use (fs.inotify.max_user_instances), and an API server takes 7" in done.stdout
-    assert "raise the limit on node worker-1: sysctl -w fs.inotify.max_user_instances=8192" in done.stdout
+def test_check_fails_if_node_lacks_inotify_instances(check: Any) -> None:
+    process = check(instances=4)
+    assert process.returncode == 1
+    assert "inotify instances in use (fs.inotify.max_user_instances), and an API server takes 7" in process.stdout
+    assert "raise the limit on node worker-1: sysctl -w fs.inotify.max_user_instances=8192" in process.stdout

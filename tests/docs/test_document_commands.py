@@ -1,4 +1,4 @@
-"""The end-to-end suite can run the commands of the documents, and misses none of them."""
+"""The end-to-end suite runs every command of the documents."""
 
 from __future__ import annotations
 
@@ -44,20 +44,21 @@ echo $name
 
 
 @pytest.mark.parametrize("name", all_documents())
-def test_commands_are_well_formed(name: str) -> None:
-    """Bash can parse the commands of each document."""
-    found = list(blocks(document(name)))
-    done = subprocess.run(["bash", "-n"], input=script(name, found), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_bash_parses_commands_of_each_document(name: str) -> None:
+    document_blocks = list(blocks(document(name)))
+    process = subprocess.run(
+        ["bash", "-n"], input=script(name, document_blocks), capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr
 
 
-def test_documents_are_all_of_those_with_commands_of_the_main_route() -> None:
-    """No other document has a block `sh` without a route, because the suite would not run it."""
-    found = {name for name in all_documents() if any(block.route is None for block in blocks(document(name)))}
-    assert found == {*DOCUMENTS, *ON_PROCESSES}
+def test_suite_lists_each_document_with_commands_of_main_route() -> None:
+    """The suite would not run a block `sh` without a route in any other document."""
+    names = {name for name in all_documents() if any(block.route is None for block in blocks(document(name)))}
+    assert names == {*DOCUMENTS, *ON_PROCESSES}
 
 
-def test_images_of_the_documents_are_those_that_are_built() -> None:
+def test_suite_builds_each_image_that_documents_name() -> None:
     """The fixture `released` provides each image that a command installs."""
     named = document_images()
     assert set(named.values()) == {*images(), gateway_image()}
@@ -75,26 +76,26 @@ def test_images_of_the_documents_are_those_that_are_built() -> None:
         ("<!-- e2e: route: x -->\nThen:\n```sh\nfalse\n```\n", "belongs to no block"),
     ],
 )
-def test_what_would_not_be_run_is_told(text: str, complaint: str, tmp_path: Path) -> None:
-    """A block that looks tested and is not is an error."""
+def test_block_that_would_not_run_is_an_error(text: str, complaint: str, tmp_path: Path) -> None:
+    """Readers would assume that such a block is tested."""
     file = tmp_path / "x.md"
     file.write_text(text)
     with pytest.raises(AssertionError, match=complaint):
         list(blocks(file))
 
 
-def test_blocks_are_run_as_one_shell_would(tmp_path: Path) -> None:
-    """Files are written as shown, and variables last to the end of the document."""
+def test_script_writes_files_and_keeps_variables_of_blocks(tmp_path: Path) -> None:
+    """File blocks are written unchanged, and variables last to the end of the document."""
     file = tmp_path / "x.md"
     file.write_text(_DOCUMENT)
-    found = list(blocks(file))
-    assert [(block.section, block.route) for block in found] == [
+    document_blocks = list(blocks(file))
+    assert [(block.section, block.route) for block in document_blocks] == [
         ("One", "cloud"),
         ("One", None),
         ("One", None),
         ("Two", None),
     ]
-    text = script("x.md", [block for block in found if block.route is None])
-    done = subprocess.run(["bash"], input=text, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert "a: $b" in done.stdout.splitlines()
-    assert "x" in done.stdout.splitlines()
+    text = script("x.md", [block for block in document_blocks if block.route is None])
+    process = subprocess.run(["bash"], input=text, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert "a: $b" in process.stdout.splitlines()
+    assert "x" in process.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""Each command of the documents is on a route that the end-to-end suite goes."""
+"""Each command of the documents belongs to a route of the end-to-end suite."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from e2e.documents import all_documents, blocks, document
 from e2e.routes import ROUTES
 
 
-def test_each_block_of_a_route_is_on_it() -> None:
-    """Each block of a route is run by the route that it names, and each stop of a route has a block."""
+def test_blocks_and_stops_of_each_route_agree() -> None:
+    """Each block belongs to a stop of the route that it names, and each stop has a block."""
     marked = {
         (name, block.section, block.route)
         for name in all_documents()

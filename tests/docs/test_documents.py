@@ -1,4 +1,4 @@
-"""The pages of docs/ keep their rules, and the check of these finds what breaks them."""
+"""Check of the pages of docs/: the pages pass, and the check reports violations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tools.reference.markdown import GENERATED
 CONTENTS = "# Title\n\n[A](a.md)\n\n```{toctree}\n:hidden:\n\na\n```\n"
 
 
-def test_each_page_keeps_the_rules() -> None:
+def test_pages_of_docs_pass_the_check() -> None:
     assert check(read_pages()) == []
 
 
@@ -26,13 +26,13 @@ def test_each_page_keeps_the_rules() -> None:
         ("# A\n\n| a | b | c |\n|---|---|---|\n\nWords.\n", "3 of its 5 words are in tables: a third may be"),
     ],
 )
-def test_a_page_that_breaks_a_rule_is_told(text: str, problem: str) -> None:
-    found = check([Page("index.md", CONTENTS), Page("a.md", text)])
-    assert len(found) == bool(problem)
-    assert all(each.startswith(f"a.md: {problem}") for each in found)
+def test_check_reports_a_page_that_breaks_a_rule(text: str, problem: str) -> None:
+    problems = check([Page("index.md", CONTENTS), Page("a.md", text)])
+    assert len(problems) == bool(problem)
+    assert all(message.startswith(f"a.md: {problem}") for message in problems)
 
 
-def test_folders_with_figures_may_be_long_and_have_tables() -> None:
+def test_benchmark_pages_may_be_long_and_have_tables() -> None:
     text = f"# A\n\n| {'word ' * LONGEST} |\n"
     contents = CONTENTS.replace("a.md", "reference/benchmarks/a.md").replace("\na\n", "\nreference/benchmarks/a\n")
     assert check([Page("index.md", contents), Page("reference/benchmarks/a.md", text)]) == []
@@ -56,18 +56,18 @@ def test_folders_with_figures_may_be_long_and_have_tables() -> None:
         ),
     ],
 )
-def test_contents_list_each_page_once(contents: str, problem: str) -> None:
+def test_check_reports_pages_that_contents_miss_or_repeat(contents: str, problem: str) -> None:
     assert check([Page("index.md", contents), Page("a.md", "# A\n")]) == ([problem] if problem else [])
 
 
-def test_entries_are_relative_and_may_have_titles_and_stars() -> None:
+def test_listed_resolves_relative_entries_titles_and_globs() -> None:
     text = "# T\n```{toctree}\n:glob:\n\nThe first <one>\nsub/*\n```\n"
-    known = {"how/index.md", "how/one.md", "how/sub/a.md", "how/sub/b.md", "how/sub/c/d.md"}
-    assert listed(Page("how/index.md", text), known) == ["how/one.md", "how/sub/a.md", "how/sub/b.md"]
+    page_names = {"how/index.md", "how/one.md", "how/sub/a.md", "how/sub/b.md", "how/sub/c/d.md"}
+    assert listed(Page("how/index.md", text), page_names) == ["how/one.md", "how/sub/a.md", "how/sub/b.md"]
     above = "# T\n```{toctree}\n../one\n./two.md\n```\n"
-    assert listed(Page("how/index.md", above), known) == ["one.md", "how/two.md"]
+    assert listed(Page("how/index.md", above), page_names) == ["one.md", "how/two.md"]
 
 
-def test_figures_are_of_words_that_are_read() -> None:
+def test_page_counts_words_of_title_and_prose_only() -> None:
     page = Page("a.md", "# A title\n\nTwo words. Run `code --flag`.\n\n```sh\nnot counted\n```\n")
     assert (page.title, page.words, page.sentences) == ("A title", 7, [2, 2])

@@ -1,4 +1,4 @@
-"""Links between documents, and paths of documents in code, lead somewhere."""
+"""Check of links between documents, and of paths of documents in code."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 from tools.links import anchors, broken_links, broken_mentions, targets
 
 
-def test_links_of_all_documents_lead_somewhere() -> None:
+def test_links_of_documents_are_not_broken() -> None:
     assert broken_links() == []
 
 
-def test_documents_that_code_and_settings_name_exist() -> None:
+def test_documents_that_code_mentions_exist() -> None:
     assert broken_mentions() == []
 
 
-def test_anchors_are_those_of_github() -> None:
+def test_anchors_match_the_anchors_of_github() -> None:
     text = """# Title
 
 ## `kplane up`, and *more*
@@ -33,7 +33,7 @@ def test_anchors_are_those_of_github() -> None:
     assert anchors(text) == {"title", "kplane-up-and-more", "a-link-what", "twice", "twice-1", "own"}
 
 
-def test_links_in_code_and_to_other_sites_are_no_links_here() -> None:
+def test_targets_ignore_code_comments_and_other_sites() -> None:
     text = """[a](one.md) and [b](two.md#x "title"), `[c](no.md)`, [d](https://example.org/x.md) [e](#here)
 ![f](pictures/f.svg) <img src="g.svg"> [h](<a b.md>) [![i](i.svg)](i.md)
 
@@ -71,7 +71,7 @@ def test_links_in_code_and_to_other_sites_are_no_links_here() -> None:
         ("[a](a.md 'title') [b](b.md 'it is (b)')", ["a.md", "b.md"]),
     ],
 )
-def test_links_are_looked_for_outside_of_blocks_and_comments(text: str, found: list[str]) -> None:
+def test_targets_follow_nested_fences_and_comments(text: str, found: list[str]) -> None:
     assert [target for _, target in targets(text)] == found
 
 
@@ -87,7 +87,7 @@ def test_links_are_looked_for_outside_of_blocks_and_comments(text: str, found: l
         ("../../x.md", "it leads out of the repository"),
     ],
 )
-def test_a_link_that_leads_nowhere_is_told(target: str, problem: str, tmp_path: Path) -> None:
+def test_broken_link_is_reported_with_its_line(target: str, problem: str, tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     (tmp_path / "docs").mkdir()
     (tmp_path / "code.py").touch()
@@ -96,7 +96,7 @@ def test_a_link_that_leads_nowhere_is_told(target: str, problem: str, tmp_path: 
     assert broken_links(tmp_path) == ([f"docs/page.md:3: {target}: {problem}"] if problem else [])
 
 
-def test_a_mention_of_a_document_that_there_is_not_is_told(tmp_path: Path) -> None:
+def test_mention_of_missing_document_is_reported(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     (tmp_path / "code.py").write_text("# See docs/page.md, and docs/gone.md#x.\n")
     (tmp_path / "docs").mkdir()

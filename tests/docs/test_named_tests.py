@@ -1,4 +1,4 @@
-"""The tests that documents name exist."""
+"""Tests that documents name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 BELOW = "tests/controlplane_operator/integration/"
 
 
-def test_tests_that_show_a_mistake_absent_exist() -> None:
+def test_tests_that_the_page_of_mistakes_names_exist() -> None:
     text = (ROOT / "docs" / "contribute" / "mistakes.md").read_text()
     named = re.findall(r"`((?:tests/)?[\w/]+\.py)::(test_\w+)`", text)
     assert len(named) > 10

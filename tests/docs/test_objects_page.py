@@ -1,4 +1,4 @@
-"""The programs of the page about objects do as the page says, on a cluster in memory."""
+"""Programs of the page about objects, on a cluster in memory."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ KEY = Request("one", "default", "shop")
 
 
 async def run(block: str, names: dict[str, Any]) -> None:
-    """Execute a block that may await."""
+    """Execute a block, which may use await."""
     code = compile(block, str(PAGE), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    ended = eval(code, names)
-    if inspect.iscoroutine(ended):
-        await ended
+    result = eval(code, names)
+    if inspect.iscoroutine(result):
+        await result
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ async def cluster():
     await cluster.aclose()
 
 
-async def test_the_operator_brings_its_objects_about_and_then_makes_no_request(cluster, monkeypatch):
+async def test_operator_of_page_restores_objects_then_sends_no_request(cluster, monkeypatch):
     names: dict[str, Any] = {}
     await run(BLOCKS[0], names)
     assert len(BLOCKS[0].splitlines()) <= 40
@@ -69,7 +69,7 @@ async def test_the_operator_brings_its_objects_about_and_then_makes_no_request(c
     await client.aclose()
 
 
-async def test_each_other_block_runs(cluster):
+async def test_blocks_of_page_run_on_a_fake_cluster(cluster):
     names: dict[str, Any] = {"cluster": cluster}
     for block in BLOCKS:
         await run(block, names)
@@ -77,5 +77,5 @@ async def test_each_other_block_runs(cluster):
     assert (await cluster.client.get("v1/Namespace", "team-web"))["metadata"]["labels"] == {"team": "web"}
     reader = cluster.cache.informer("v1/ConfigMap")._reader
     body = {"metadata": {"name": "a", "namespace": "x", "labels": {"app": "web"}}}
-    (later,) = names["soon"](cluster, Event("ADDED", reader.encode(body), reader=reader))
-    assert (later.request, later.seconds) == (Request("one", "x", "web"), 5)
+    (delayed,) = names["soon"](cluster, Event("ADDED", reader.encode(body), reader=reader))
+    assert (delayed.request, delayed.seconds) == (Request("one", "x", "web"), 5)

@@ -1,4 +1,4 @@
-"""The guide of provider, docs/multicluster: what its Python blocks import is there, and they can be read."""
+"""Guide of provider, docs/multicluster: imports of its Python blocks, and names in its text."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _TEXT = "\n".join(page.read_text() for page in _PAGES)
 _BLOCKS = re.findall(r"^```python\n(.*?)^```", _TEXT, re.DOTALL | re.MULTILINE)
 
 
-def test_there_are_some():
+def test_guide_has_pages_and_python_blocks():
     assert len(_PAGES) >= 7
     assert len(_BLOCKS) >= 5
 
 
 @pytest.mark.parametrize("block", _BLOCKS)
-def test_a_block_imports_what_there_is(block):
+def test_block_imports_only_existing_names(block):
     imported = [node for node in ast.walk(parse(block)) if isinstance(node, ast.ImportFrom)]
-    # A block that begins with the name of a file is the program that the next blocks of its page test.
+    # A block that begins with a file name is a program. The next blocks of the page test the program.
     programs = set(re.findall(r"^# (\w+)\.py$", _TEXT, re.MULTILINE))
     for node in imported:
         if node.module in programs:
@@ -36,8 +36,8 @@ def test_a_block_imports_what_there_is(block):
                 assert not isinstance(getattr(module, alias.name), type(ast)), f"{alias.name} is a module"
 
 
-def test_what_is_named_in_text_is_there():
-    """Names of provider's own that the tables and sentences give."""
+def test_names_in_text_exist_in_provider():
+    """Tables and sentences mention these names of provider."""
     elsewhere = {
         "AnswerLimits": "kplane.provider.client.limits",
         "CONFIG_MAPS": "kplane.provider.client.resources",
@@ -50,7 +50,7 @@ def test_what_is_named_in_text_is_there():
     assert all(f"`{module}`" in _TEXT or f"from {module} import" in _TEXT for module in elsewhere.values())
 
 
-def test_each_provider_is_in_the_module_that_the_table_says():
+def test_table_names_the_module_of_each_provider():
     rows = re.findall(r"^\| `(\w+Provider)` \| `(\w+)` \|", _TEXT, re.MULTILINE)
     assert len(rows) >= 13
     for name, module in rows:

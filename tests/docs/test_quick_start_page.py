@@ -1,4 +1,4 @@
-"""The block of the quick start about an object in every cluster does as the page says, on clusters in memory."""
+"""Block of the quick start that keeps an object in every cluster, on clusters in memory."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _, KEEP = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.
 KEY = Request("", "default", "settings").key
 
 
-async def test_the_object_is_in_each_cluster_and_comes_back():
+async def test_object_is_created_and_restored_in_each_cluster():
     fleet, clusters = ClustersProvider(), (FakeCluster("one"), FakeCluster("two"))
     manager = Manager(None, fleet, name="test")
     exec(KEEP, {"manager": manager, "controller": controller, "Request": Request, "Cluster": Cluster})
 
     async def levels():
-        found = [await or_none(each.client.get("v1/ConfigMap", KEY)) for each in clusters]
-        return [each and each.get("data") for each in found]
+        objects = [await or_none(item.client.get("v1/ConfigMap", KEY)) for item in clusters]
+        return [item and item.get("data") for item in objects]
 
     async with manager:
-        for each in clusters:
-            await fleet.add(each)
+        for item in clusters:
+            await fleet.add(item)
         await eventually(levels, lambda found: found == [{"level": "3"}] * 2)
         await clusters[0].client.patch("v1/ConfigMap", KEY, {"data": {"level": "9"}})
         await clusters[1].client.delete("v1/ConfigMap", KEY)

@@ -1,4 +1,4 @@
-"""README.md stays short, and what it shows is there."""
+"""Length and links of README.md."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ ROOT = Path(__file__).parents[2]
 LINES = 150
 
 
-def test_readme_is_short() -> None:
+def test_readme_has_at_most_150_lines() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= LINES
 
 
-def test_each_link_of_readme_leads_to_a_file() -> None:
+def test_links_of_readme_lead_to_files() -> None:
     targets = re.findall(r"""(?:\]\(|src=")([^)"#]+)""", (ROOT / "README.md").read_text())
     own = [target for target in targets if "://" not in target]
     assert len(own) > 20

@@ -1,4 +1,4 @@
-"""The generated pages of docs/reference/ say what the code says."""
+"""Generated pages of docs/reference/."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "chart" / "kplane"
 
 
-def test_the_reference_is_up_to_date() -> None:
+def test_reference_is_up_to_date() -> None:
     assert main(["--check"]) == 0
 
 
-def test_metrics_of_alerts_and_dashboard_are_listed() -> None:
+def test_reference_lists_metrics_of_alerts_and_dashboard() -> None:
     text = "".join(path.read_text() for path in CHART.rglob("*") if path.suffix in {".yaml", ".json"})
     named = set(re.findall(r"\b(?:kplane|mcm|multicluster)_[a-z_]*[a-z](?=[{[)/ ])", text))
     listed = set(re.findall(r"^\| `(\w+)`", pages()["metrics.md"], re.MULTILINE))
@@ -33,7 +33,7 @@ def _stems(name: str) -> set[str]:
     return {name.removesuffix(end) for end in ("_bucket", "_count", "_sum")}
 
 
-def test_each_value_of_the_chart_has_a_row() -> None:
+def test_reference_has_a_row_for_each_value_of_the_chart() -> None:
     listed = set(re.findall(r"^\| `([\w.]+)`", pages()["values.md"], re.MULTILINE))
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     assert {name for name in _leaves(values) if not any(_is_of(name, row) for row in listed)} == set()
@@ -44,22 +44,22 @@ def _is_of(name: str, row: str) -> bool:
 
 
 def _leaves(values: dict[str, Any], prefix: str = "") -> list[str]:
-    found = []
+    names = []
     for key, value in values.items():
         name = f"{prefix}{key}"
-        found += _leaves(value, f"{name}.") if isinstance(value, dict) and value else [name]
-    return found
+        names += _leaves(value, f"{name}.") if isinstance(value, dict) and value else [name]
+    return names
 
 
 @pytest.mark.parametrize(
     ("row", "found"),
     [("gateway", True), ("gateway.image", True), ("gateway.image.tag", True), ("gate", False), ("gateway.im", False)],
 )
-def test_a_row_is_of_a_value_or_of_all_below_it(row: str, found: bool) -> None:
+def test_row_covers_its_value_and_all_values_below(row: str, found: bool) -> None:
     assert _is_of("gateway.image.tag", row) is found
 
 
-def test_events_are_known_by_the_calls_that_record_them() -> None:
+def test_recorded_returns_type_and_reason_of_each_event() -> None:
     source = """
 events.record(one, reason="Deleted", message="")
 self._events.record(one, reason="DataLeft", message="", warning=True)
@@ -85,12 +85,12 @@ events.record(one, reason=done, message="")
         ("events.record(one, reason='Deleted', message='', warning=bad)", "x.py:1: warning=bad is no literal"),
     ],
 )
-def test_a_call_that_does_not_say_its_event_fails_the_generation(call: str, problem: str) -> None:
+def test_recorded_refuses_calls_without_literal_event(call: str, problem: str) -> None:
     with pytest.raises(LookupError, match=re.escape(problem)):
         recorded(ast.parse(call), module="x.py")
 
 
-def test_pages_that_are_no_more_are_removed_and_written_ones_stay(tmp_path: Path) -> None:
+def test_write_removes_stale_pages_and_keeps_manual_pages(tmp_path: Path) -> None:
     assert main([], directory=tmp_path) == 0
     flags = tmp_path / "flags.md"
     (tmp_path / "former.md").write_text(flags.read_text())

@@ -1,4 +1,4 @@
-"""The proxy of API servers connects to what is allowed, judged by the address that it dials, and to nothing else."""
+"""The egress proxy of API servers connects only to allowed destinations, judged by the address that it dials."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOLD = "allowedDestinations of the class of this control plane have no"
 
 @dataclass
 class Listener:
-    """Counts its connections, and sends back what it gets."""
+    """Echo server that counts its connections."""
 
     port: int = 0
     connections: int = 0
@@ -54,19 +54,19 @@ async def serving(serve: Callable[..., Awaitable[None]]) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
         server.close()
         for task in tasks:
-            # Each ends by itself, when the test has closed its connections.
+            # Each task ends by itself after the test has closed its connections.
             await asyncio.wait_for(task, 30.0)
 
 
 @pytest.fixture
 async def listener() -> AsyncIterator[Listener]:
-    made = Listener()
-    async with serving(made.serve) as made.port:
-        yield made
+    echo_server = Listener()
+    async with serving(echo_server.serve) as echo_server.port:
+        yield echo_server
 
 
 async def ask(port: int, request: str) -> tuple[str, asyncio.StreamReader, asyncio.StreamWriter]:
-    """Send what an API server sends; return the status line."""
+    """Send the request of an API server; return the status line, the reader and the writer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request.encode())
     head = await reader.readuntil(b"\r\n\r\n")
@@ -79,7 +79,7 @@ async def status(port: int, target: str) -> str:
     return line
 
 
-async def test_bytes_pass_in_both_directions_to_what_is_allowed(listener: Listener) -> None:
+async def test_allowed_destination_exchanges_bytes_in_both_directions(listener: Listener) -> None:
     async with serving(Proxy(Destinations.parse([f"127.0.0.0/8={listener.port}"])).serve) as port:
         line, reader, writer = await ask(port, f"CONNECT 127.0.0.1:{listener.port} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         assert line == "HTTP/1.1 200 Connected"
@@ -90,7 +90,7 @@ async def test_bytes_pass_in_both_directions_to_what_is_allowed(listener: Listen
     assert listener.connections == 1
 
 
-async def test_nothing_else_is_dialled(listener: Listener) -> None:
+async def test_disallowed_destinations_are_not_dialled(listener: Listener) -> None:
     port_of = listener.port
     forms = [
         "127.0.0.1",
@@ -112,18 +112,16 @@ async def test_nothing_else_is_dialled(listener: Listener) -> None:
     assert listener.connections == 0
 
 
-async def test_a_name_that_changes_its_address_is_dialled_at_the_one_that_was_judged(
-    listener: Listener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each lookup of the name gives another address: after the judged one, an address that is not allowed."""
+async def test_proxy_dials_the_address_that_it_has_checked(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each lookup of the name gives another answer: the second answer has no allowed address."""
     answers = iter([["127.0.0.2", "127.0.0.1"], ["127.0.0.2"]])
     lookups: list[str] = []
     loop = asyncio.get_running_loop()
-    really = loop.getaddrinfo
+    original = loop.getaddrinfo
 
     async def rebinding(host: Any, port: Any, **given: Any) -> Any:
         if host != "rebinds.example":
-            return await really(host, port, **given)
+            return await original(host, port, **given)
         lookups.append(host)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in next(answers)]
 
@@ -145,14 +143,14 @@ async def test_a_name_that_changes_its_address_is_dialled_at_the_one_that_was_ju
         "CONNECT [fe80::1%eth0]:1 HTTP/1.1\r\n\r\n",
     ],
 )
-async def test_what_is_no_request_is_refused(request_: str) -> None:
+async def test_malformed_request_gets_status_400(request_: str) -> None:
     async with serving(Proxy(Destinations.parse(["127.0.0.0/8=1"])).serve) as port:
         line, _, writer = await ask(port, request_)
         writer.close()
         assert line.startswith("HTTP/1.1 400 ")
 
 
-async def test_a_destination_that_refuses_is_told(hold_port: Any) -> None:
+async def test_refused_connection_gets_status_502_with_cause(hold_port: Any) -> None:
     closed = hold_port()
     async with serving(Proxy(Destinations.parse([f"127.0.0.0/8={closed}"])).serve) as port:
         assert await status(port, f"127.0.0.1:{closed}") == (
@@ -160,7 +158,7 @@ async def test_a_destination_that_refuses_is_told(hold_port: Any) -> None:
         )
 
 
-async def test_connections_are_bounded(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_above_limit_gets_status_503(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(egress_proxy, "_CONNECTIONS", 1)
     async with serving(Proxy(Destinations.parse([f"127.0.0.0/8={listener.port}"])).serve) as port:
         _, _, first = await ask(port, f"CONNECT 127.0.0.1:{listener.port} HTTP/1.1\r\n\r\n")
@@ -168,10 +166,10 @@ async def test_connections_are_bounded(listener: Listener, monkeypatch: pytest.M
         first.close()
 
 
-async def test_only_the_api_server_is_let_in(
+async def test_proxy_accepts_only_client_certificates_of_its_ca(
     tmp_path: Path, listener: Listener, hold_port: Any, eventually: Any
 ) -> None:
-    """As it is started: a file, an interpreter without packages, TLS with client certificates."""
+    """The proxy starts as in production: a file, an interpreter without packages, TLS with client certificates."""
     authority, other = create_authority("front-proxy"), create_authority("front-proxy")
     server = issue_serving(authority, common_name="egress-proxy", hosts=["127.0.0.1"])
     keep(tmp_path / "server", server)
@@ -201,7 +199,7 @@ async def test_only_the_api_server_is_let_in(
                 writer.close()
 
         assert b" 200 " in await connect(issue_client(authority, user="front-proxy-client"))
-        # A server's certificate of the same authority is none of a client: `server` itself is such a one.
+        # A server certificate of the same authority, such as `server`, is not accepted as a client certificate.
         for stranger in (None, issue_client(other, user="front-proxy-client"), server):
             with pytest.raises((OSError, EOFError)):
                 await connect(stranger)

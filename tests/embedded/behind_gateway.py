@@ -17,20 +17,20 @@ __all__ = ["certified_config", "external_config", "secret"]
 
 async def secret(client: Client, name: str, namespace: str) -> dict[str, bytes]:
     """Read a Secret of the management cluster."""
-    found = await client.get(SECRETS, name, namespace=namespace)
-    return {key: base64.b64decode(value) for key, value in found["data"].items()}
+    secret = await client.get(SECRETS, name, namespace=namespace)
+    return {key: base64.b64decode(value) for key, value in secret["data"].items()}
 
 
 async def external_config(client: Client, name: str) -> ClusterConfig:
-    """Return how a user with the published kubeconfig reaches a control plane through the gateway."""
-    published = await secret(client, kubeconfig_secret_name(name), management_namespace(name))
-    return ClusterConfig.from_kubeconfig(published["kubeconfig-external"])
+    """Return the settings of the published kubeconfig, which leads through the gateway to a control plane."""
+    kubeconfigs = await secret(client, kubeconfig_secret_name(name), management_namespace(name))
+    return ClusterConfig.from_kubeconfig(kubeconfigs["kubeconfig-external"])
 
 
 async def certified_config(client: Client, name: str) -> tuple[ClusterConfig, TenantAuthorities]:
-    """Return how an administrator with a client certificate reaches a control plane, and its keys."""
-    through = await external_config(client, name)
+    """Return the settings of an administrator with a client certificate, and the CA keys of the control plane."""
+    external = await external_config(client, name)
     authorities = TenantAuthorities.from_secret(await secret(client, AUTHORITIES_SECRET, management_namespace(name)))
     pair = issue_client(authorities.client, user="admin", groups=("system:masters",))
-    user = dataclasses.replace(through, token=None, client_certificate=pair.certificate, client_key=pair.key)
+    user = dataclasses.replace(external, token=None, client_certificate=pair.certificate, client_key=pair.key)
     return user, authorities

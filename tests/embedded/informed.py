@@ -1,4 +1,4 @@
-"""Informers of a control plane that moves: none misses an event, and none goes back to an older version."""
+"""Informers of a control plane during a migration. They check for missed events and for older versions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _EVENTS: Final = Resource("v1", "Event", "events", namespaced=True)
 _FOLLOWED: Final = (CONFIG_MAPS, LEASES, _EVENTS, WIDGETS)
 
 Versions = dict[tuple[str, str], tuple[str, int]]
-"""uid and version, by namespace and name."""
+"""UID and version by namespace and name."""
 
 
 class _Watcher:
-    """One informer, and what its handler was told."""
+    """An informer, and the objects that its handler received."""
 
     def __init__(self, client: Client, resource: Resource) -> None:
         self.resource, self.told, self.wrong = resource, Versions(), list[str]()
@@ -30,17 +30,17 @@ class _Watcher:
 
     def _note(self, event: Event) -> None:
         metadata = event.object["metadata"]
-        key, found = (metadata["namespace"], metadata["name"]), (metadata["uid"], int(metadata["resourceVersion"]))
+        key, current = (metadata["namespace"], metadata["name"]), (metadata["uid"], int(metadata["resourceVersion"]))
         former = self.told.pop(key, None)
-        if former is not None and found[1] < former[1]:
-            self.wrong.append(f"{self.resource} {key} came with version {found[1]}, after {former[1]}")
+        if former is not None and current[1] < former[1]:
+            self.wrong.append(f"{self.resource} {key} came with version {current[1]}, after {former[1]}")
         if event.kind != "DELETED":
-            self.told[key] = found
+            self.told[key] = current
 
 
 @contextlib.asynccontextmanager
 async def informed(config: ClusterConfig, *, eventually: Callable[..., Any]) -> AsyncIterator[None]:
-    """Follow several kinds from before the body until after it; raises AssertionError if an event was missed."""
+    """Watch several kinds while the body runs. Raises AssertionError if an informer missed an event."""
     async with Client(config, field_manager="kplane") as client, contextlib.AsyncExitStack() as stack:
         watchers = [_Watcher(client, resource) for resource in _FOLLOWED]
         for each in watchers:
@@ -56,16 +56,16 @@ async def informed(config: ClusterConfig, *, eventually: Callable[..., Any]) -> 
                     {*listed.items()} ^ {*each.told.items()}
                 )
 
-            # Others, such as kube-controller-manager, write Leases all the time.
+            # Components such as kube-controller-manager write Leases all the time.
             await eventually(differs, lambda found: found == [], timeout=30)
             assert each.wrong == []
 
 
 def versions(objects: list[dict[str, Any]]) -> Versions:
     return {
-        (each["metadata"]["namespace"], each["metadata"]["name"]): (
-            each["metadata"]["uid"],
-            int(each["metadata"]["resourceVersion"]),
+        (item["metadata"]["namespace"], item["metadata"]["name"]): (
+            item["metadata"]["uid"],
+            int(item["metadata"]["resourceVersion"]),
         )
-        for each in objects
+        for item in objects
     }

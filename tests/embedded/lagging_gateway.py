@@ -1,4 +1,4 @@
-"""A second gateway of an embedded cluster, which hears of everything in the management cluster later."""
+"""A second gateway of an embedded cluster, which receives data of the management cluster with a delay."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["LaggingGateway", "lagging_gateway"]
 
 @dataclasses.dataclass
 class LaggingGateway:
-    """Answers of the management cluster reach it `lag_seconds` later."""
+    """A gateway that receives responses of the management cluster `lag_seconds` late."""
 
     process: Process
     server: str
     lag_seconds: float
 
     def config(self, of: ClusterConfig) -> ClusterConfig:
-        """Return how a user of the other gateway reaches the same control plane here."""
+        """Return the settings of the same user at this gateway: another server address and perhaps another CA."""
         address = urlsplit(of.server)._replace(netloc=f"127.0.0.1:{self.process.port}")
         ca = of.ca_data if of.tls_server_name is not None else self.process.ca
         return dataclasses.replace(of, server=address.geturl(), ca_data=ca)
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry one connection to the management cluster."""
+        """Forward a connection to the management cluster, and delay the responses."""
         address = urlsplit(self.server)
         upstream_reader, upstream_writer = await asyncio.open_connection(address.hostname, address.port)
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
@@ -49,11 +49,11 @@ class LaggingGateway:
             queue.put_nowait((loop.time(), b""))
 
         async def deliver() -> None:
-            while (found := await queue.get())[1]:
-                await asyncio.sleep(max(0.0, found[0] - loop.time()))
-                writer.write(found[1])
+            while (response := await queue.get())[1]:
+                await asyncio.sleep(max(0.0, response[0] - loop.time()))
+                writer.write(response[1])
 
-        tasks = [asyncio.create_task(each()) for each in (ask, answer, deliver)]
+        tasks = [asyncio.create_task(direction()) for direction in (ask, answer, deliver)]
         try:
             await asyncio.wait((tasks[0], tasks[2]), return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -1,4 +1,4 @@
-"""Writers that do not retry, and the ledger that they keep: each acknowledged write has to be there in the end."""
+"""Writers that do not retry, and a ledger of their writes: each acknowledged write must be present at the end."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ __all__ = ["Connection", "Entry", "Ledger", "Refused"]
 LABEL: Final = "ledger.example.com/written"
 _VALUE: Final = "ledger.example.com/value"
 _ANSWER_SECONDS: Final = 90.0
-"""More than the gateway lets a request wait."""
+"""Longer than the gateway holds a request."""
 _PAGE: Final = 500
 _PAUSE_SECONDS: Final = 0.2
 _FAILURES: Final = (OSError, http.client.HTTPException)
 
 Key = tuple[int, str]
-"""An object: number of its kind, and name."""
+"""An object: index of its kind in `KINDS`, and name."""
 
 
 class Refused(Exception):
-    """The server answered, and not with success."""
+    """The server answered with an error status."""
 
     def __init__(self, status: int, said: str) -> None:
         super().__init__(f"{status}: {said[:300]}")
@@ -44,10 +44,10 @@ class Refused(Exception):
 
 
 class Connection:
-    """A client of one thread, which sends each request once: one that failed is not repeated, on no connection."""
+    """A client for a single thread. Sends each request once: a failed request is never retried."""
 
     def __init__(self, config: ClusterConfig, *, keep: bool = True, timeout: float = _ANSWER_SECONDS) -> None:
-        """Unless `keep`, each request has a connection of its own, as with curl."""
+        """Keep the connection open if `keep`. Otherwise each request opens a connection, as with curl."""
         server = urlsplit(config.server)
         self._path, self._keep = server.path, keep
         self._headers = {"Authorization": f"Bearer {config.token}"} if config.token is not None else {}
@@ -58,50 +58,56 @@ class Connection:
         self._http.close()
 
     def __call__(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the answer. Raises Refused, or what the connection raises: then it may have been done."""
+        """Send a request and return the response.
+
+        Raises Refused for an error status. After an error of the connection, the request may have taken effect.
+        """
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         headers = {**self._headers, "Content-Type": kind, **({} if self._keep else {"Connection": "close"})}
         try:
             self._http.request(method, self._path + path, json.dumps(body) if body is not None else None, headers)
             answer = self._http.getresponse()
-            said = answer.read()
+            content = answer.read()
         except _FAILURES:
             self._http.close()
             raise
         if answer.status not in {200, 201}:
-            raise Refused(answer.status, said.decode(errors="replace"))
-        return dict(json.loads(said))
+            raise Refused(answer.status, content.decode(errors="replace"))
+        return dict(json.loads(content))
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What an object is."""
+    """The identity, content and version of an object."""
 
     uid: str
     value: str
     digest: str
-    """Of all that neither controllers nor etcd change."""
+    """Hash of the fields that neither controllers nor etcd change."""
     version: int
 
     @staticmethod
     def of(found: dict[str, Any]) -> Entry:
         metadata = found["metadata"]
-        # Answers to lists have no kind in each object.
-        rest = {name: part for name, part in found.items() if name not in {"apiVersion", "kind", "metadata", "status"}}
-        kept = {name: metadata.get(name) for name in ("name", "namespace", "labels", "creationTimestamp")}
-        digest = hashlib.sha256(json.dumps([kept, rest], sort_keys=True).encode()).hexdigest()
+        # Items of list responses have no kind.
+        fields = {
+            name: part for name, part in found.items() if name not in {"apiVersion", "kind", "metadata", "status"}
+        }
+        identity = {name: metadata.get(name) for name in ("name", "namespace", "labels", "creationTimestamp")}
+        digest = hashlib.sha256(json.dumps([identity, fields], sort_keys=True).encode()).hexdigest()
         return Entry(metadata["uid"], metadata["annotations"][_VALUE], digest, int(metadata["resourceVersion"]))
 
     def is_same(self, other: Entry | None) -> bool:
-        """Tell whether this is the same object with the same content. A copy has a new version, and controllers may
-        write a status.
+        """Tell whether this is the same object with the same content.
+
+        Versions and status are not compared: a copy has a new version, and controllers may write a status.
         """
         return other is not None and (self.uid, self.value, self.digest) == (other.uid, other.value, other.digest)
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A write without an answer: it may have taken effect."""
+    """A write without a response, which may have taken effect."""
 
     method: str
     value: str
@@ -114,30 +120,30 @@ class Attempt:
 
 @dataclass(slots=True)
 class Ledger:
-    """What `writers` clients did, each with objects of its own, `size` in all. Written to by their threads."""
+    """The writes of `writers` clients to `size` objects. Each client has its own objects and its own thread."""
 
     config: ClusterConfig
     size: int
     writers: int = 4
     a_second: float = 100.0
-    """Writes of all writers together, once all objects are there."""
+    """Writes per second of all writers together, after `fill`."""
     acknowledged: int = 0
     conflicts: int = 0
-    """Updates with the version of a read just before that were refused for that: see docs/how-to/move.md."""
+    """Updates refused with 409 although they carry the version of a read just before: see docs/how-to/move.md."""
     errors: list[str] = field(default_factory=list)
     slowest_seconds: float = 0.0
     kinds: set[int] = field(default_factory=set)
-    """Numbers of those that were written."""
+    """Indexes of the kinds with an acknowledged write."""
     _last: dict[Key, Entry | None] = field(default_factory=dict)
-    """By each object's last acknowledged write. None: it was deleted."""
+    """Last acknowledged state of each object. None means deleted."""
     _former: set[str] = field(default_factory=set)
-    """Uids of deleted objects."""
+    """UIDs of deleted objects."""
     _open: dict[Key, Attempt] = field(default_factory=dict)
-    """Nothing more is written there: what was sent may take effect much later."""
+    """Writes without a response. They may take effect much later, so their objects get no further writes."""
     _rounds: int = 0
-    """How often the writers began: no value is written twice."""
+    """Number of runs of the writers. Makes each written value unique."""
     _strange: list[str] = field(default_factory=list)
-    """What no server may answer."""
+    """Responses that no correct server gives."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     async def fill(self) -> None:
@@ -147,7 +153,7 @@ class Ledger:
 
     @contextlib.asynccontextmanager
     async def written(self) -> AsyncIterator[None]:
-        """Create, update, patch and delete objects meanwhile."""
+        """Create, update, patch and delete objects while the body runs."""
         stop = threading.Event()
         self._rounds += 1
         task = asyncio.create_task(self._run(lambda writer: self._write(writer, stop)))
@@ -159,19 +165,21 @@ class Ledger:
             await task
 
     async def wrong(self) -> list[str]:
-        """Read all objects, when nobody writes, and say what is not as the ledger has it."""
-        found = await asyncio.to_thread(self._read)
-        present = {entry.uid for entry in found.values()}
-        said = self._strange + [f"{uid} was deleted, and is there" for uid in self._former & present]
-        said += [f"{key}: nobody wrote that" for key in found.keys() - self._last.keys() - self._open.keys()]
+        """Read all objects while no writer runs, and return their differences from the ledger."""
+        entries = await asyncio.to_thread(self._read)
+        present = {entry.uid for entry in entries.values()}
+        problems = self._strange + [f"{uid} was deleted, and is there" for uid in self._former & present]
+        problems += [f"{key}: nobody wrote that" for key in entries.keys() - self._last.keys() - self._open.keys()]
         for key in self._last.keys() | self._open.keys():
-            last, here, attempt = self._last.get(key), found.get(key), self._open.get(key)
-            same = here is None if last is None else last.is_same(here)
-            if not same and (attempt is None or not attempt.explains(here)):
-                said.append(f"{KINDS[key[0]].path}/{key[1]} is {here}, and has to be {last} or of {attempt}")
-            elif same and last is not None and here is not None and here.version < last.version:
-                said.append(f"{KINDS[key[0]].path}/{key[1]} is older than it was: {here.version} < {last.version}")
-        return said
+            last, actual, attempt = self._last.get(key), entries.get(key), self._open.get(key)
+            same = actual is None if last is None else last.is_same(actual)
+            if not same and (attempt is None or not attempt.explains(actual)):
+                problems.append(f"{KINDS[key[0]].path}/{key[1]} is {actual}, and has to be {last} or of {attempt}")
+            elif same and last is not None and actual is not None and actual.version < last.version:
+                problems.append(
+                    f"{KINDS[key[0]].path}/{key[1]} is older than it was: {actual.version} < {last.version}"
+                )
+        return problems
 
     async def _run(self, work: Any) -> None:
         with ThreadPoolExecutor(self.writers) as pool:
@@ -209,17 +217,17 @@ class Ledger:
                 if self._last.get(key) is None:
                     method = "POST"
                 value = f"{self._rounds} {writer} {count}"
-                now = self._change(send, key, method, value, conditional=chance.random() < 0.3)
-                # One etcd counts the writes of all kinds, and clients take a lower version for an older one.
-                if now is not None and now <= version:
-                    self._strange.append(f"version {now} came after {version}")
-                version = now or version
-                # What was late, because writes waited, is not made up for.
+                written = self._change(send, key, method, value, conditional=chance.random() < 0.3)
+                # All kinds share the revision of one etcd, and clients take a lower version for an older object.
+                if written is not None and written <= version:
+                    self._strange.append(f"version {written} came after {version}")
+                version = written or version
+                # The schedule does not catch up on time that writes spent waiting.
                 due = max(due + self.writers / self.a_second, time.monotonic() - 1.0)
                 stop.wait(max(0.0, due - time.monotonic()))
 
     def _change(self, send: Connection, key: Key, method: str, value: str, *, conditional: bool = False) -> int | None:
-        """Send one write, and note what became of it; returns the version that it made."""
+        """Send a write and record its result. Returns the new version of the object, or None."""
         kind, (number, name) = KINDS[key[0]], key
         path = kind.path if method == "POST" else f"{kind.path}/{name}"
         last = self._last.get(key)
@@ -255,9 +263,9 @@ class Ledger:
         return entry.version if entry is not None else None
 
     def _await_answer(self, send: Connection, path: str) -> None:
-        """Return when reads are answered again: otherwise each failure left one more object open."""
-        until, pause = time.monotonic() + _ANSWER_SECONDS, threading.Event()
-        while time.monotonic() < until and not pause.wait(_PAUSE_SECONDS):
+        """Wait until the server answers reads again. Otherwise each failure would leave another open object."""
+        deadline, pause = time.monotonic() + _ANSWER_SECONDS, threading.Event()
+        while time.monotonic() < deadline and not pause.wait(_PAUSE_SECONDS):
             with contextlib.suppress(Refused, *_FAILURES):
                 send("GET", f"{path}?limit=1")
                 return
@@ -267,17 +275,17 @@ class Ledger:
             self.errors.append(said)
 
     def _read(self) -> dict[Key, Entry]:
-        found: dict[Key, Entry] = {}
+        entries: dict[Key, Entry] = {}
         with contextlib.closing(Connection(self.config)) as send:
             for number, kind in enumerate(KINDS):
                 after = ""
                 while True:
                     page = send("GET", f"{kind.path}?labelSelector={LABEL}&limit={_PAGE}&continue={after}")
-                    found |= {(number, item["metadata"]["name"]): Entry.of(item) for item in page["items"]}
+                    entries |= {(number, item["metadata"]["name"]): Entry.of(item) for item in page["items"]}
                     after = page["metadata"].get("continue", "")
                     if not after:
                         break
-        return found
+        return entries
 
 
 def _body(kind: Kind, name: str, value: str, method: str) -> dict[str, Any] | None:

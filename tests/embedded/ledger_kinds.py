@@ -1,4 +1,4 @@
-"""The kinds that a ledger writes: what each object has beside its metadata, and how it can be updated."""
+"""The kinds that a ledger writes: the fields of each object beside metadata, and rules for updates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CRD: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind, in one namespace if it has namespaces."""
+    """A kind, in a single namespace if the kind is namespaced."""
 
     resource: Resource
     namespace: str | None
@@ -50,8 +50,8 @@ _CONDITIONAL: Final = {"CSIDriver", "Lease", "PodDisruptionBudget", "RuntimeClas
 
 
 def _kind(version: str, kind: str, plural: str, namespace: str | None = "default", /, **body: Any) -> Kind:
-    found = Resource(version, kind, plural, namespaced=namespace is not None)
-    return Kind(found, namespace, body, unconditional=kind not in _CONDITIONAL)
+    resource = Resource(version, kind, plural, namespaced=namespace is not None)
+    return Kind(resource, namespace, body, unconditional=kind not in _CONDITIONAL)
 
 
 _RBAC: Final = "rbac.authorization.k8s.io/v1"
@@ -109,4 +109,4 @@ KINDS: Final = (
     _kind("storage.k8s.io/v1", "CSIDriver", "csidrivers", None, spec={"attachRequired": False}),
     _kind("node.k8s.io/v1", "RuntimeClass", "runtimeclasses", None, handler="ledger"),
 )
-"""Some kinds are there twice, in two namespaces."""
+"""Some kinds appear twice, in two namespaces."""

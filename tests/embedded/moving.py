@@ -1,4 +1,4 @@
-"""A control plane that moves in an embedded cluster, with everything real, and what is seen of it meanwhile."""
+"""A control plane that migrates in an embedded cluster with real programs, and observations of the migration."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ _LOOK_SECONDS: Final = 0.1
 
 @dataclass
 class Mover:
-    """One control plane, through the gateway."""
+    """A control plane behind the gateway."""
 
     cluster: ManagementCluster
     name: str
     eventually: Callable[..., Awaitable[Any]]
     config: ClusterConfig
     seen: dict[str, Any] = field(default_factory=dict)
-    """The control plane and its registration as they are now, by kind."""
+    """Latest state of the control plane and of its registration, by kind."""
     steps: list[str] = field(default_factory=list)
-    """Of the latest migration, as a watch saw them."""
+    """Steps of the latest migration that a watch delivered."""
     former: str | None = None
-    """When the one before it began."""
+    """Start time of the migration before the latest."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -71,7 +71,7 @@ class Mover:
         self.news.set()
 
     async def until(self, accept: Callable[[], bool], *, timeout: float = 120.0) -> None:
-        """Return at once when an event makes this true."""
+        """Return as soon as an event makes `accept` true."""
         try:
             async with asyncio.timeout(timeout):
                 while not accept():
@@ -84,27 +84,27 @@ class Mover:
         await self.cluster.client.patch(CONTROL_PLANES, self.name, {"spec": spec})
 
     async def ask(self, mode: str) -> None:
-        """Begin a migration, or go back."""
+        """Start a migration to `mode`, or roll back."""
         self.forget_steps()
         await self.patch(mode=mode)
 
     def forget_steps(self) -> None:
-        """Note the steps of the next migration only."""
+        """Clear the steps, and record only steps of the next migration."""
         self.former = self.migration.get("startedTime")
         self.steps.clear()
 
     async def arrives(self, mode: str, *, step: str = "Completed", timeout: float = 120.0) -> dict[str, Any]:
-        """Wait until it lives there; returns `status.migration`."""
+        """Wait until the home has this mode and the migration this step. Returns `status.migration`."""
         await self.until(lambda: self.mode == mode and self.steps[-1:] == [step], timeout=timeout)
         return self.migration
 
     async def controllers_work(self) -> None:
-        """Return when kube-controller-manager has done something: a new namespace has a ServiceAccount."""
+        """Wait until kube-controller-manager has created the ServiceAccount of a new namespace."""
         body = {"metadata": {"generateName": "new-"}}
         async with Client(self.config, field_manager="kplane") as client:
-            # An API server that was killed and starts again refuses all, until it has read who may do what.
-            made = await self.eventually(lambda: client.create(NAMESPACES, body), timeout=90)
-            name = made["metadata"]["name"]
+            # A killed API server that starts again refuses all requests until it has read the RBAC objects.
+            namespace = await self.eventually(lambda: client.create(NAMESPACES, body), timeout=90)
+            name = namespace["metadata"]["name"]
             await self.eventually(lambda: client.exists(SERVICE_ACCOUNTS, "default", namespace=name), timeout=90)
 
 
@@ -119,7 +119,7 @@ async def moving_cluster(
     pace: Pace | None = None,
     operator_arguments: Sequence[str] = (),
 ) -> AsyncIterator[Mover]:
-    """Run a management cluster with a gateway, and a control plane with controllers that can move."""
+    """Run a management cluster with a gateway, and a control plane with controllers that can migrate."""
     directory = Path(tempfile.mkdtemp(prefix="kplane-embedded-"))
     cluster = ManagementCluster(
         directory, binaries=binaries, fsync=False, gateway=find_envoy(), operator_arguments=operator_arguments
@@ -133,12 +133,12 @@ async def moving_cluster(
             spec = {"controlPlaneRef": {"name": name}, "services": ["Controllers"]}
             await cluster.client.create(CONTROL_PLANE_REGISTRATIONS, {"metadata": {"name": name}, "spec": spec})
             config = await eventually(lambda: external_config(cluster.client, name), timeout=90)
-            made = Mover(cluster, name, eventually, config)
-            async with _followed(made):
-                await made.until(lambda: made.status.get("phase") in {"Ready", "Hibernated"}, timeout=90)
-                await _serve_widgets(made)
-                await made.controllers_work()
-                yield made
+            mover = Mover(cluster, name, eventually, config)
+            async with _followed(mover):
+                await mover.until(lambda: mover.status.get("phase") in {"Ready", "Hibernated"}, timeout=90)
+                await _serve_widgets(mover)
+                await mover.controllers_work()
+                yield mover
         finally:
             # Shown if a test has failed.
             for log in _LOGS:
@@ -168,9 +168,9 @@ async def _serve_widgets(mover: Mover) -> None:
 
 @contextlib.contextmanager
 def one_controller_manager(mover: Mover) -> Iterator[Callable[[], bool]]:
-    """Look again and again how many processes of kube-controller-manager there are; yields whether none runs now.
+    """Count the processes of kube-controller-manager repeatedly. Yields a function that is true while none runs.
 
-    Raises AssertionError in the end if there were ever two.
+    Raises AssertionError at the end if two processes ever ran at the same time.
     """
     directory, most, end = mover.cluster.handle.mcm_directory, 0, threading.Event()
 

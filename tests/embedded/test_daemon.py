@@ -1,4 +1,4 @@
-"""The management cluster in a process of its own: ended in every way, it leaves nothing running."""
+"""The management cluster in its own process, which leaves no program running however it ends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _started(directory: Path, binaries: Binaries) -> Daemon:
     return daemon
 
 
-def test_ends_with_all_that_it_runs(directory: Path, binaries: Binaries) -> None:
+def test_daemon_stops_its_programs_and_releases_its_lock(directory: Path, binaries: Binaries) -> None:
     with _started(directory, binaries) as daemon:
         assert lock.holder(directory) == daemon.pid
     assert find_processes(directory) == []
@@ -60,22 +60,22 @@ def test_gateway_without_inotify_instances_is_refused_at_once(directory: Path, f
     )
     command = [*few_inotify_instances(12), sys.executable, "-c", code, str(directory)]
     environment = {**os.environ, "PYTHONPATH": python_path()}
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    assert told.startswith(f"failed to start the management cluster in {directory}: user 0 has ")
-    assert "inotify instances in use (fs.inotify.max_user_instances), and 13 more are needed" in told
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert output.startswith(f"failed to start the management cluster in {directory}: user 0 has ")
+    assert "inotify instances in use (fs.inotify.max_user_instances), and 13 more are needed" in output
     assert find_processes(directory) == []
 
 
 @pytest.mark.slow
-async def test_ends_when_whoever_started_it_is_gone(directory: Path, binaries: Binaries, eventually) -> None:
+async def test_daemon_stops_when_its_parent_closes_the_pipe(directory: Path, binaries: Binaries, eventually) -> None:
     daemon = _started(directory, binaries)
-    # What the kernel does with the pipe of a process that dies, however it dies.
+    # The kernel closes the pipe of every process that dies.
     daemon._process.stdin.close()
     await eventually(lambda: find_processes(directory), lambda left: not left, timeout=120)
     assert daemon._process.wait(60) == 0
 
 
-async def test_killed_outright_it_takes_its_programs_along(directory: Path, binaries: Binaries, eventually) -> None:
+async def test_killed_daemon_leaves_no_programs_running(directory: Path, binaries: Binaries, eventually) -> None:
     daemon = _started(directory, binaries)
     os.kill(daemon.pid, signal.SIGKILL)
     daemon._process.wait(60)
@@ -83,7 +83,7 @@ async def test_killed_outright_it_takes_its_programs_along(directory: Path, bina
     daemon._process.stdin.close()
 
 
-def test_stops_while_it_starts(directory: Path, binaries: Binaries) -> None:
+def test_stop_during_start_leaves_no_programs_running(directory: Path, binaries: Binaries) -> None:
     daemon = Daemon(directory, binaries=binaries, operators=False, fsync=False)
     try:
         while not find_processes(directory):
@@ -93,12 +93,12 @@ def test_stops_while_it_starts(directory: Path, binaries: Binaries) -> None:
     assert find_processes(directory) == []
 
 
-def test_says_why_it_did_not_start(directory: Path, tmp_path: Path) -> None:
+def test_wait_ready_raises_the_cause_of_a_failed_start(directory: Path, tmp_path: Path) -> None:
     daemon = Daemon(directory, binaries=Binaries.of_runtime(kubernetes=tmp_path, etcd=tmp_path))
     with pytest.raises(DaemonFailed, match="etcd"):
         daemon.wait_ready(timeout_seconds=240)
     daemon._process.stdin.close()
 
 
-def test_end_finds_nothing_to_do_where_nothing_runs(tmp_path: Path) -> None:
+def test_end_of_an_unused_directory_returns_an_empty_list(tmp_path: Path) -> None:
     assert end(tmp_path / "never") == []

@@ -1,4 +1,4 @@
-"""Control planes that live in another shared etcd than the first one, and that move from one to the other."""
+"""Control planes in a second shared etcd, and migrations between both shared etcds."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ POOL: Final = "pool-b"
 async def pool(
     binaries: Binaries, tmp_path_factory: pytest.TempPathFactory, eventually: Callable[..., Any]
 ) -> AsyncIterator[SharedEtcd]:
-    """Another etcd."""
+    """The second shared etcd."""
     directory = tmp_path_factory.mktemp("pool")
-    async with running_etcd(binaries, directory=directory, eventually=eventually) as made:
-        yield made
+    async with running_etcd(binaries, directory=directory, eventually=eventually) as etcd:
+        yield etcd
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -54,19 +54,19 @@ async def mover(
         eventually=eventually,
         namespaces_go_at_once=namespaces_go_at_once,
         operator_arguments=(f"--data-store={POOL}={pool.url}", f"--data-store-credentials={credentials}"),
-    ) as made:
-        yield made
+    ) as mover:
+        yield mover
 
 
 async def keys(mover: Mover, pool: SharedEtcd, name: str) -> tuple[int, int]:
-    """Count the keys of a control plane in the first etcd, and in the other one."""
+    """Return the numbers of keys of a control plane in the first etcd and in the second etcd."""
     async with pool.client("root") as etcd:
-        there = await etcd.count(key_prefix(name))
-    return await mover.cluster.handle.tenants_etcd.count(key_prefix(name)), there
+        other = await etcd.count(key_prefix(name))
+    return await mover.cluster.handle.tenants_etcd.count(key_prefix(name)), other
 
 
 async def move(mover: Mover, *, to: str | None) -> dict[str, Any]:
-    """Have the control plane move; returns `status.migration`."""
+    """Move the control plane to another data store. Returns `status.migration`."""
     mover.former = mover.migration.get("startedTime")
     mover.steps.clear()
     await mover.patch(virtual={"dataStoreRef": {"name": to} if to is not None else None})
@@ -98,28 +98,28 @@ async def test_data_move_to_another_shared_etcd_and_back_under_writers(mover: Mo
     assert other == 0
 
 
-async def test_an_api_server_that_finds_a_service_without_its_address_starts_again(
+async def test_target_api_server_restarts_for_a_service_without_address(
     mover: Mover, pool: SharedEtcd, eventually: Callable[..., Any]
 ) -> None:
-    # It finds that of itself where others write Services while it starts. This has it do so surely.
+    # This also happens by chance, if clients write Services while the API server starts. The test forces the case.
     prefix = f"{key_prefix(NAME)}ipaddresses/"
     mover.former = mover.migration.get("startedTime")
     mover.steps.clear()
     await mover.patch(virtual={"dataStoreRef": {"name": POOL}})
     await mover.until(lambda: "Starting" in mover.steps)
     async with pool.client("root") as etcd:
-        addresses = [each async for page in etcd.pages(prefix) for each in page.items]
+        addresses = [entry async for page in etcd.pages(prefix) for entry in page.items]
         assert addresses
         await etcd.delete_prefix(prefix)
         await mover.until(lambda: "it starts again" in str(mover.migration.get("message")), timeout=60)
-        for each in addresses:
-            await etcd.put(each.key, each.value)
+        for entry in addresses:
+            await etcd.put(entry.key, entry.value)
     await mover.until(lambda: mover.steps[-1:] == ["Completed"], timeout=60)
     await mover.controllers_work()
     await move(mover, to=None)
 
 
-async def test_a_class_decides_where_control_planes_begin_and_moves_those_it_has(
+async def test_change_of_class_data_store_moves_its_control_planes(
     mover: Mover, pool: SharedEtcd, eventually: Callable[..., Any]
 ) -> None:
     client = mover.cluster.client
@@ -138,7 +138,7 @@ async def test_a_class_decides_where_control_planes_begin_and_moves_those_it_has
     config = await external_config(client, "born")
     async with Client(config, field_manager="kplane") as tenant:
         body = {"metadata": {"name": "kept", "namespace": "default"}, "data": {"kept": "yes"}}
-        made = await eventually(lambda: tenant.create(CONFIG_MAPS, body))
+        created = await eventually(lambda: tenant.create(CONFIG_MAPS, body))
         await client.patch(CONTROL_PLANE_CLASSES, POOL, {"spec": {"virtual": {"dataStoreRef": {"name": "default"}}}})
         await eventually(
             status,
@@ -147,15 +147,15 @@ async def test_a_class_decides_where_control_planes_begin_and_moves_those_it_has
             ),
             timeout=90,
         )
-        found = await tenant.get(CONFIG_MAPS, "kept", namespace="default")
-    assert (found["metadata"]["uid"], found["data"]) == (made["metadata"]["uid"], made["data"])
+        moved = await tenant.get(CONFIG_MAPS, "kept", namespace="default")
+    assert (moved["metadata"]["uid"], moved["data"]) == (created["metadata"]["uid"], created["data"])
     assert (await keys(mover, pool, "born"))[1] == 0
     await client.delete(CONTROL_PLANES, "born")
     await eventually(lambda: client.exists(CONTROL_PLANES, "born"), lambda there: not there, timeout=60)
     assert await keys(mover, pool, "born") == (0, 0)
 
 
-async def test_plan_of_move_to_the_data_store_of_another_class_does_not_wake_sleeper(
+async def test_plan_of_move_to_another_data_store_keeps_sleeper_asleep(
     mover: Mover, pool: SharedEtcd, eventually: Callable[..., Any]
 ) -> None:
     client = mover.cluster.client
@@ -170,25 +170,25 @@ async def test_plan_of_move_to_the_data_store_of_another_class_does_not_wake_sle
     asleep = await eventually(status, lambda found: found.get("phase") == "Hibernated", timeout=90)
     planned = {"spec": {"classRef": {"name": "elsewhere"}, "migration": {"plan": True}}}
     generation = (await client.patch(CONTROL_PLANES, "sleeper", planned))["metadata"]["generation"]
-    found = await eventually(status, lambda found: "plan" in (found.get("migration") or {}), timeout=60)
-    assert found["migration"]["plan"]["keys"] > 0
-    found = await eventually(status, lambda found: found.get("observedGeneration") == generation)
-    assert (found["phase"], found["hibernation"]["since"]) == ("Hibernated", asleep["hibernation"]["since"])
+    current = await eventually(status, lambda found: "plan" in (found.get("migration") or {}), timeout=60)
+    assert current["migration"]["plan"]["keys"] > 0
+    current = await eventually(status, lambda found: found.get("observedGeneration") == generation)
+    assert (current["phase"], current["hibernation"]["since"]) == ("Hibernated", asleep["hibernation"]["since"])
     first, other = await keys(mover, pool, "sleeper")
     assert (first > 0, other) == (True, 0)
     await client.delete(CONTROL_PLANES, "sleeper")
     await eventually(lambda: client.exists(CONTROL_PLANES, "sleeper"), lambda there: not there, timeout=60)
 
 
-async def test_what_is_refused_at_birth_can_be_corrected(
+async def test_pending_control_plane_starts_after_its_reference_is_fixed(
     mover: Mover, pool: SharedEtcd, eventually: Callable[..., Any]
 ) -> None:
     client = mover.cluster.client
 
     async def ready(name: str) -> tuple[str, str | None]:
         status = (await client.get(CONTROL_PLANES, name)).get("status") or {}
-        found = [each for each in status.get("conditions") or [] if each["type"] == "Ready"]
-        return status.get("phase", ""), found[0]["reason"] if found else None
+        conditions = [condition for condition in status.get("conditions") or [] if condition["type"] == "Ready"]
+        return status.get("phase", ""), conditions[0]["reason"] if conditions else None
 
     typo = {"metadata": {"name": "typo"}, "spec": {"virtual": {"dataStoreRef": {"name": "pool-x"}}}}
     await client.create(CONTROL_PLANES, typo)
@@ -205,9 +205,7 @@ async def test_what_is_refused_at_birth_can_be_corrected(
         await client.delete(CONTROL_PLANES, name)
 
 
-async def test_a_data_store_that_the_operator_does_not_have_is_told(
-    mover: Mover, eventually: Callable[..., Any]
-) -> None:
+async def test_unknown_data_store_is_reported_and_home_stays(mover: Mover, eventually: Callable[..., Any]) -> None:
     before = mover.status["home"]
     await mover.patch(virtual={"dataStoreRef": {"name": "missing"}})
     await mover.until(lambda: "this operator has no data store missing, and has default, pool-b" in str(mover.status))

@@ -38,10 +38,10 @@ def directory() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def test_a_gateway_needs_the_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
+def test_gateway_without_operators_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
         main(["--directory", str(tmp_path), "--gateway", "--no-operators"])
-    assert ended.value.code == 2
+    assert exit_info.value.code == 2
     assert "--gateway needs the operators" in capsys.readouterr().err
 
 
@@ -56,7 +56,7 @@ async def _code(config: ClusterConfig) -> int:
 
 @pytest.mark.slow
 @pytest.mark.integration
-async def test_a_control_plane_is_reached_as_long_as_it_is_there(
+async def test_gateway_serves_control_plane_until_it_is_deleted(
     directory: Path,
     binaries: Binaries,
     eventually: Callable[..., Any],
@@ -71,11 +71,11 @@ async def test_a_control_plane_is_reached_as_long_as_it_is_there(
         assert gateway_ca is not None
 
         async def secret(of: str, namespace: str) -> dict[str, bytes]:
-            found = await client.get(SECRETS, of, namespace=namespace)
-            return {key: base64.b64decode(value) for key, value in found["data"].items()}
+            secret = await client.get(SECRETS, of, namespace=namespace)
+            return {key: base64.b64decode(value) for key, value in secret["data"].items()}
 
         async def urls() -> list[str]:
-            return [each["url"] for each in (await client.get(CONTROL_PLANES, _NAME))["status"]["endpoints"]]
+            return [endpoint["url"] for endpoint in (await client.get(CONTROL_PLANES, _NAME))["status"]["endpoints"]]
 
         async def gone() -> bool:
             try:
@@ -88,13 +88,13 @@ async def test_a_control_plane_is_reached_as_long_as_it_is_there(
         spec = {"deletionPolicy": "Destroy", "classRef": {"name": "joinable"}, "virtual": {"start": "Always"}}
         await client.create(CONTROL_PLANES, {"metadata": {"name": _NAME}, "spec": spec})
         published = await eventually(lambda: secret(kubeconfig_secret_name(_NAME), management_namespace(_NAME)))
-        through = ClusterConfig.from_kubeconfig(published["kubeconfig-external"])
+        external = ClusterConfig.from_kubeconfig(published["kubeconfig-external"])
         direct = ClusterConfig.from_kubeconfig(published["kubeconfig"])
         url = f"{cluster.handle.gateway_url}/clusters/{_NAME}/control-plane"
-        assert (through.server, through.ca_data) == (url, gateway_ca.read_bytes())
+        assert (external.server, external.ca_data) == (url, gateway_ca.read_bytes())
         assert urlsplit(direct.server).path == ""
         assert await _code(direct) == 200
-        await eventually(lambda: _code(through), lambda found: found == 200)
+        await eventually(lambda: _code(external), lambda found: found == 200)
         status = (await client.get(CONTROL_PLANES, _NAME))["status"]
         assert {each["type"]: each["url"] for each in status["endpoints"]} == {
             "Internal": direct.server,
@@ -111,59 +111,59 @@ async def test_a_control_plane_is_reached_as_long_as_it_is_there(
         # A node reads this before it has credentials.
         async with Client(direct, field_manager="kplane") as tenant:
             info = await eventually(lambda: tenant.get(CONFIG_MAPS, "cluster-info", namespace="kube-public"))
-        told = yaml.safe_load(info["data"]["kubeconfig"])["clusters"][0]["cluster"]
-        assert told["server"] == url
-        joining = ClusterConfig(server=url, ca_data=base64.b64decode(told["certificate-authority-data"]))
+        joined_cluster = yaml.safe_load(info["data"]["kubeconfig"])["clusters"][0]["cluster"]
+        assert joined_cluster["server"] == url
+        joining = ClusterConfig(server=url, ca_data=base64.b64decode(joined_cluster["certificate-authority-data"]))
         async with Client(joining, field_manager="kplane") as node:
             assert await node.get(CONFIG_MAPS, "cluster-info", namespace="kube-public") == info
 
         keys = TenantAuthorities.from_secret(await secret(AUTHORITIES_SECRET, management_namespace(_NAME)))
         pair = issue_client(keys.client, user="admin", groups=("system:masters",))
         user = ClusterConfig(
-            server=url, ca_data=through.ca_data, client_certificate=pair.certificate, client_key=pair.key
+            server=url, ca_data=external.ca_data, client_certificate=pair.certificate, client_key=pair.key
         )
         assert await _code(user) == 200
 
-        # What a user deletes of it is there again.
+        # The operator creates a deleted gateway Secret again.
         await client.delete(SECRETS, gateway_secret_name(_NAME), namespace=GATEWAY_NAMESPACE)
         await eventually(lambda: secret(gateway_secret_name(_NAME), GATEWAY_NAMESPACE))
         await eventually(lambda: _code(user), lambda found: found == 200)
 
-        # Its own address is enough: the gateway does not serve it any more.
+        # With endpointPolicy Own, the gateway no longer serves the control plane.
         await client.patch(CONTROL_PLANES, _NAME, {"spec": {"endpointPolicy": "Own"}})
-        await eventually(lambda: _code(through), lambda found: found == 401)
+        await eventually(lambda: _code(external), lambda found: found == 401)
         await eventually(gone)
-        own = await eventually(
+        kubeconfigs = await eventually(
             lambda: secret(kubeconfig_secret_name(_NAME), management_namespace(_NAME)),
             lambda found: ClusterConfig.from_kubeconfig(found["kubeconfig-external"]).server == direct.server,
         )
-        assert await _code(ClusterConfig.from_kubeconfig(own["kubeconfig-external"])) == 200
+        assert await _code(ClusterConfig.from_kubeconfig(kubeconfigs["kubeconfig-external"])) == 200
         await client.patch(CONTROL_PLANES, _NAME, {"spec": {"endpointPolicy": None}})
-        await eventually(lambda: _code(through), lambda found: found == 200)
+        await eventually(lambda: _code(external), lambda found: found == 200)
 
-        # By host name, the control plane's own certificate is for that name, and its CA vouches for it.
+        # With endpointStyle HostName, the control plane's own CA signs the certificate for that host name.
         await client.patch(CONTROL_PLANES, _NAME, {"spec": {"endpointStyle": "HostName"}})
         address = urlsplit(str(cluster.handle.gateway_url))
         host = f"{_NAME}.localhost"
-        named = await eventually(
+        host_kubeconfigs = await eventually(
             lambda: secret(kubeconfig_secret_name(_NAME), management_namespace(_NAME)),
             lambda found: ClusterConfig.from_kubeconfig(found["kubeconfig-external"]).tls_server_name == host,
         )
         # Not every resolver knows names below localhost.
-        config = ClusterConfig.from_kubeconfig(named["kubeconfig-external"])
-        assert (config.server, config.ca_data) == (address.geturl(), named["ca.crt"])
+        config = ClusterConfig.from_kubeconfig(host_kubeconfigs["kubeconfig-external"])
+        assert (config.server, config.ca_data) == (address.geturl(), host_kubeconfigs["ca.crt"])
         await eventually(urls, lambda found: f"https://{host}:{address.port}" in found)
         certified = dataclasses.replace(config, token=None, client_certificate=pair.certificate, client_key=pair.key)
         for each in (config, certified):
             await eventually(lambda each=each: _code(each), lambda found: found == 200)
-        await eventually(lambda: _code(through), lambda found: found == 401)
-        # The gateway is told where to, and nothing that opens the API server.
-        given = await secret(gateway_secret_name(_NAME), GATEWAY_NAMESPACE)
-        assert given == {"server": direct.server.encode(), "host": host.encode()}
+        await eventually(lambda: _code(external), lambda found: found == 401)
+        # The gateway Secret has the address and host name, and no credentials of the API server.
+        gateway_secret = await secret(gateway_secret_name(_NAME), GATEWAY_NAMESPACE)
+        assert gateway_secret == {"server": direct.server.encode(), "host": host.encode()}
         await client.patch(CONTROL_PLANES, _NAME, {"spec": {"endpointStyle": None}})
-        await eventually(lambda: _code(through), lambda found: found == 200)
+        await eventually(lambda: _code(external), lambda found: found == 200)
 
-        # One with an etcd of its own is served too, if it asks for that.
+        # The gateway also serves a dedicated control plane with endpointPolicy Gateway.
         dedicated = {"mode": "Dedicated", "deletionPolicy": "Destroy", "endpointPolicy": "Gateway"}
         await client.create(CONTROL_PLANES, {"metadata": {"name": "globex"}, "spec": dedicated})
         published = await eventually(lambda: secret(kubeconfig_secret_name("globex"), management_namespace("globex")))
@@ -173,7 +173,7 @@ async def test_a_control_plane_is_reached_as_long_as_it_is_there(
         keys = TenantAuthorities.from_secret(await secret(AUTHORITIES_SECRET, management_namespace("globex")))
         pair = issue_client(keys.client, user="admin", groups=("system:masters",))
         user = ClusterConfig(
-            server=at_gateway.server, ca_data=through.ca_data, client_certificate=pair.certificate, client_key=pair.key
+            server=at_gateway.server, ca_data=external.ca_data, client_certificate=pair.certificate, client_key=pair.key
         )
         assert await _code(user) == 200
         await client.patch(CONTROL_PLANES, "globex", {"spec": {"endpointStyle": "HostName"}})
@@ -183,6 +183,6 @@ async def test_a_control_plane_is_reached_as_long_as_it_is_there(
         await eventually(lambda: _code(user), lambda found: found == 200)
 
         await client.delete(CONTROL_PLANES, _NAME)
-        await eventually(lambda: _code(through), lambda found: found == 401)
+        await eventually(lambda: _code(external), lambda found: found == 401)
         await eventually(gone)
     assert find_processes(directory) == []

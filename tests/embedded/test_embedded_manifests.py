@@ -20,7 +20,7 @@ _SERVED = {
 
 
 class _Slow(Client):
-    """An API server that takes its time: on a real one, the states before service last for milliseconds."""
+    """A fake API server with slow CRDs. On a real API server, the states before service last for milliseconds."""
 
     def __init__(self, *states: dict[str, Any]) -> None:
         self._states = states
@@ -30,17 +30,17 @@ class _Slow(Client):
         return dict(manifest)
 
     async def get(self, resource: Resource, name: str, **_: Any) -> dict[str, Any]:
-        seen = self.reads[name] = self.reads.get(name, 0) + 1
-        return self._states[min(seen, len(self._states)) - 1]
+        count = self.reads[name] = self.reads.get(name, 0) + 1
+        return self._states[min(count, len(self._states)) - 1]
 
 
-async def test_waits_through_every_state_before_service(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_install_waits_until_each_crd_is_established(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kplane.embedded.manifests._POLL_SECONDS", 0.0)
     client = _Slow(_SEEN_BY_NOBODY, _WITHOUT_CONDITIONS, _REFUSED, _SERVED)
     await install(client, timeout_seconds=10.0)
     assert client.reads == {crd["metadata"]["name"]: 4 for crd in crd_manifests()}
 
 
-async def test_says_what_was_not_served_in_time() -> None:
+async def test_install_raises_if_crds_are_not_served_in_time() -> None:
     with pytest.raises(NotReadyInTime, match=r"CRDs .* were not served after"):
         await install(_Slow(_REFUSED), timeout_seconds=0.1)

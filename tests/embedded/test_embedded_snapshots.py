@@ -1,4 +1,4 @@
-"""The storage of snapshots of `kplane up`."""
+"""Storage of snapshots in clusters of `kplane up`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kplane.embedded.handle import Handle
 
 
-def test_key_and_folder_stay_with_the_directory(tmp_path: Path) -> None:
+def test_snapshot_arguments_keep_key_and_folder_of_directory(tmp_path: Path) -> None:
     first = snapshot_arguments(tmp_path)
     assert first == snapshot_arguments(tmp_path)
     assert (tmp_path / SNAPSHOT_KEY).stat().st_mode & 0o777 == 0o600
@@ -29,8 +29,8 @@ async def test_snapshot_of_a_local_cluster_completes(management_cluster: Handle)
         control_planes = ControlPlanes(client)
         await control_planes.create("snapped", spec={"deletionPolicy": "Destroy"})
         await control_planes.wait("snapped", timeout_seconds=120.0)
-        saved = await control_planes.snapshot("snapped", of="snapped", wait=True, timeout_seconds=120.0)
-        assert saved.status.location is not None
-        assert (management_cluster.directory / SNAPSHOTS / saved.status.location).is_file()
+        snapshot = await control_planes.snapshot("snapped", of="snapped", wait=True, timeout_seconds=120.0)
+        assert snapshot.status.location is not None
+        assert (management_cluster.directory / SNAPSHOTS / snapshot.status.location).is_file()
         await control_planes.delete_snapshot("snapped")
         await control_planes.delete("snapped")

@@ -1,4 +1,4 @@
-"""Nodes that the real kwok plays: Pods of a control plane run on them."""
+"""Fake nodes of the real kwok, and Pods of a control plane on them."""
 
 from __future__ import annotations
 
@@ -58,14 +58,15 @@ def kwok() -> Path:
 async def _nodes(tenant: Client) -> dict[str, bool]:
     return {
         node["metadata"]["name"]: any(
-            each["type"] == "Ready" and each["status"] == "True" for each in node["status"].get("conditions", ())
+            condition["type"] == "Ready" and condition["status"] == "True"
+            for condition in node["status"].get("conditions", ())
         )
         for node in (await tenant.list(NODES)).items
     }
 
 
 async def _running(tenant: Client) -> list[dict[str, Any]]:
-    """Return the Pods of the Deployment that run, and are not about to go."""
+    """Return the running Pods of the Deployment without a deletionTimestamp."""
     pods = (await tenant.list(PODS, namespace="default", label_selector="app=web")).items
     return [
         pod for pod in pods if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
@@ -77,12 +78,12 @@ async def _available(tenant: Client) -> int:
 
 
 async def _holders(tenant: Client) -> set[str]:
-    return {each["spec"]["holderIdentity"] for each in (await tenant.list(LEASES, namespace="kube-node-lease")).items}
+    return {lease["spec"]["holderIdentity"] for lease in (await tenant.list(LEASES, namespace="kube-node-lease")).items}
 
 
 def _listens_at(pid: int) -> set[str]:
-    """Return the addresses at which a process listens, those of IPv6 as they are in the table."""
-    sockets, found = set(), set()
+    """Return the addresses at which a process listens. IPv6 addresses keep the format of /proc/net/tcp6."""
+    sockets, addresses = set(), set()
     for path in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
             sockets.add(os.readlink(path))
@@ -91,11 +92,11 @@ def _listens_at(pid: int) -> set[str]:
             columns = line.split()
             if columns[3] == "0A" and f"socket:[{columns[9]}]" in sockets:
                 address = columns[1].partition(":")[0]
-                found.add(str(ipaddress.IPv4Address(bytes.fromhex(address)[::-1])) if table == "tcp" else address)
-    return found
+                addresses.add(str(ipaddress.IPv4Address(bytes.fromhex(address)[::-1])) if table == "tcp" else address)
+    return addresses
 
 
-async def test_pods_run_on_nodes_that_come_and_go(
+async def test_pods_run_on_fake_nodes_across_scaling_and_restart(
     directory: Path,
     binaries: Binaries,
     kwok: Path,
@@ -106,13 +107,13 @@ async def test_pods_run_on_nodes_that_come_and_go(
     async with start() as cluster:
         control_planes = ControlPlanes(cluster.client)
         assert await control_planes.has_fake_nodes()
-        # One that asks for nonsense does not keep the other one from anything.
+        # A control plane with an invalid annotation does not affect the other control plane.
         await control_planes.create("globex", annotations={FAKE_NODES_ANNOTATION: "many"})
         spec = {"deletionPolicy": "Destroy"}
         await control_planes.create(_NAME, spec=spec, annotations={FAKE_NODES_ANNOTATION: "3"})
         await control_planes.register(_NAME, services=("controllers", "scheduler"), profile="Full")
         await control_planes.wait(_NAME)
-        # It begins asleep, and kwok's requests wake it.
+        # The control plane starts asleep, and kwok's requests wake it.
         await control_planes.wait_for_nodes(_NAME, 3, timeout_seconds=90)
         async with Client(await control_planes.config(_NAME), field_manager="kplane") as tenant:
             body = {
@@ -129,7 +130,7 @@ async def test_pods_run_on_nodes_that_come_and_go(
             former = await _holders(tenant)
             assert len(former) == 1
 
-            # Pods of a Job complete, and Pods that are deleted are replaced.
+            # Pods of a Job complete, and the Deployment replaces deleted Pods.
             template = {"spec": {**_TEMPLATE["spec"], "restartPolicy": "Never"}}
             job = {"metadata": {"name": "once", "namespace": "default"}, "spec": {"template": template}}
             await tenant.apply(_JOBS, job, force=True)
@@ -139,7 +140,7 @@ async def test_pods_run_on_nodes_that_come_and_go(
             await tenant.delete(PODS, pods[0]["metadata"]["name"], namespace="default")
             await eventually(lambda: _running(tenant), lambda found: len(found) == 3 and pods[0] not in found)
 
-            # A node fewer, and one more.
+            # The number of nodes drops to 1, then rises to 2.
             await cluster.client.patch(CONTROL_PLANES, _NAME, _annotated("1"))
             await eventually(lambda: _nodes(tenant), lambda found: found == {"fake-node-1": True})
             await eventually(
@@ -150,14 +151,16 @@ async def test_pods_run_on_nodes_that_come_and_go(
             await cluster.client.patch(CONTROL_PLANES, _NAME, _annotated("2"))
             await eventually(lambda: _nodes(tenant), lambda found: found == {"fake-node-1": True, "fake-node-2": True})
         events = (await cluster.client.list(EVENTS, namespace="default")).items
-        assert ("globex", "FakeNodesInvalid") in [(each["involvedObject"]["name"], each["reason"]) for each in events]
+        assert ("globex", "FakeNodesInvalid") in [
+            (event["involvedObject"]["name"], event["reason"]) for event in events
+        ]
     assert find_processes(directory) == []
 
     async with start() as cluster, namespaces_go_at_once(ClusterConfig.load(cluster.handle.admin_kubeconfig)):
         control_planes = ControlPlanes(cluster.client)
         config = await eventually(lambda: control_planes.config(_NAME))
         async with Client(config, field_manager="kplane") as tenant:
-            # Another kwok plays them, and does not wait for the Leases of the former one.
+            # A new kwok manages the nodes, and does not wait for the Leases of the former kwok.
             await eventually(lambda: _holders(tenant), lambda found: found and not found & former, timeout=30)
             await tenant.patch(DEPLOYMENTS, "web", {"spec": {"replicas": 5}}, namespace="default")
             await eventually(lambda: _available(tenant), lambda found: found == 5, timeout=90)
@@ -175,14 +178,14 @@ async def test_pods_run_on_nodes_that_come_and_go(
         assert not [path for path in (directory / "fake-nodes").iterdir() if path.is_dir()]
     assert find_processes(directory) == []
 
-    # Without kwok, it says that nodes cannot be had.
+    # Without kwok, the cluster reports that fake nodes are unavailable.
     async with ManagementCluster(directory, binaries=binaries, fsync=False) as cluster:
         assert not await ControlPlanes(cluster.client).has_fake_nodes()
     assert find_processes(directory) == []
 
 
-async def test_nodes_come_to_a_control_plane_with_a_host_name(directory: Path, binaries: Binaries, kwok: Path) -> None:
-    """Its name is below localhost, which the resolver of this machine need not know."""
+async def test_control_plane_with_host_name_gets_fake_nodes(directory: Path, binaries: Binaries, kwok: Path) -> None:
+    """The host name is below localhost, which the resolver of this machine may not know."""
     async with ManagementCluster(directory, binaries=binaries, fsync=False, gateway=find_envoy(), kwok=kwok) as cluster:
         control_planes = ControlPlanes(cluster.client)
         spec = {"deletionPolicy": "Destroy", "endpointStyle": "HostName"}

@@ -1,4 +1,4 @@
-"""Fake nodes of control planes that do not answer, and of those with an invalid annotation, with servers for a test."""
+"""Fake nodes of silent control planes, and of control planes with an invalid annotation, on fake API servers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LEASE_PATH = LEASES.path(namespace="kube-node-lease")
 
 
 class Server:
-    """Answers as API servers do: of control planes in the management cluster, and of the nodes of one of them."""
+    """A fake API server with the control planes of a management cluster, and with the nodes of a control plane."""
 
     def __init__(self, directory: Path) -> None:
         self.control_planes: dict[str, str] = {}
@@ -69,9 +69,9 @@ class Server:
         if "/secrets/" in request.path:
             return self._secret(name)
         if request.path == NODES.path():
-            return _listed({"metadata": {"name": each}} for each in sorted(self.nodes))
+            return _listed({"metadata": {"name": item}} for item in sorted(self.nodes))
         if request.path == LEASE_PATH:
-            return _listed({"metadata": {"name": each, "namespace": "kube-node-lease"}} for each in self.leases)
+            return _listed({"metadata": {"name": item, "namespace": "kube-node-lease"}} for item in self.leases)
         if request.method == "PATCH":
             self.nodes.add(name)
         return web.json_response({"metadata": {"name": name}})
@@ -83,8 +83,8 @@ class Server:
         return {**kind, "metadata": metadata, "spec": {}}
 
     def _secret(self, name: str) -> web.Response:
-        found = {kubeconfig_secret_name(each): config for each, config in self.kubeconfigs.items()}
-        content = base64.b64encode(yaml.safe_dump(found[name].to_kubeconfig()).encode()).decode()
+        configs = {kubeconfig_secret_name(control_plane): config for control_plane, config in self.kubeconfigs.items()}
+        content = base64.b64encode(yaml.safe_dump(configs[name].to_kubeconfig()).encode()).decode()
         return web.json_response({"metadata": {"name": name}, "data": {KUBECONFIG_EXTERNAL_KEY: content}})
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
@@ -104,21 +104,21 @@ def _listed(items: Any) -> web.Response:
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Server]:
-    made = Server(tmp_path)
-    async with made.serving():
-        yield made
+    server = Server(tmp_path)
+    async with server.serving():
+        yield server
 
 
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
-    """A program in the place of kwok, which is never ready."""
+    """A program in place of kwok that never becomes ready."""
     path = tmp_path / "kwok"
     path.write_text("#!/bin/sh\nexec sleep 1000\n")
     path.chmod(0o700)
     return path
 
 
-async def test_servers_that_do_not_answer_hold_up_no_other(
+async def test_silent_api_servers_do_not_delay_other_control_planes(
     server: Server, program: Path, tmp_path: Path, eventually: Eventually
 ) -> None:
     reached: set[str] = set()
@@ -131,8 +131,8 @@ async def test_servers_that_do_not_answer_hold_up_no_other(
                 with contextlib.closing(writer):
                     await reader.read(-1)
 
-            silent = await stack.enter_async_context(await asyncio.start_server(accept, "127.0.0.1"))
-            address = f"https://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+            listener = await stack.enter_async_context(await asyncio.start_server(accept, "127.0.0.1"))
+            address = f"https://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
             server.control_planes[name] = "1"
             server.kubeconfigs[name] = ClusterConfig(server=address, token="secret")
         async with FakeNodes(server.config, directory=tmp_path / "run", program=program):
@@ -142,7 +142,7 @@ async def test_servers_that_do_not_answer_hold_up_no_other(
             await eventually(lambda: server.nodes, lambda found: found == {"fake-node-1"}, timeout=8.0)
 
 
-async def test_an_invalid_annotation_changes_no_nodes_and_credentials_stay_new(
+async def test_invalid_annotation_keeps_nodes_and_token_is_renewed(
     server: Server, program: Path, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fake_nodes, "_LOOK_SECONDS", 0.1)
@@ -153,18 +153,18 @@ async def test_an_invalid_annotation_changes_no_nodes_and_credentials_stay_new(
     async with FakeNodes(server.config, directory=tmp_path / "run", program=program):
         await eventually(lambda: token.read_text(), lambda found: found == "secret")
         server.annotate("acme", "many")
-        told = ("POST", "/apis/events.k8s.io/v1/namespaces/default/events")
-        await eventually(lambda: told in server.requests)
-        begun = len(server.requests)
+        event_request = ("POST", "/apis/events.k8s.io/v1/namespaces/default/events")
+        await eventually(lambda: event_request in server.requests)
+        start = len(server.requests)
         renewed = ClusterConfig(server=server.config.server, ca_data=server.config.ca_data, token="renewed")
         server.kubeconfigs["acme"] = renewed
         await eventually(lambda: token.read_text(), lambda found: found == "renewed")
-        assert not [path for _, path in server.requests[begun:] if path.startswith(NODES.path())]
-        assert server.requests.count(told) == 1
+        assert not [path for _, path in server.requests[start:] if path.startswith(NODES.path())]
+        assert server.requests.count(event_request) == 1
         assert server.nodes == {"fake-node-1"}
 
 
-async def test_an_invalid_annotation_alone_starts_nothing(
+async def test_invalid_annotation_starts_no_kwok(
     server: Server, program: Path, tmp_path: Path, eventually: Eventually
 ) -> None:
     server.control_planes["acme"] = "many"
@@ -173,7 +173,7 @@ async def test_an_invalid_annotation_alone_starts_nothing(
     assert not (tmp_path / "run" / management_namespace("acme")).exists()
 
 
-async def test_only_leases_that_there_are_and_of_fake_nodes_are_deleted(server: Server) -> None:
+async def test_release_leases_deletes_only_leases_of_fake_nodes(server: Server) -> None:
     server.leases = ["fake-node-2", "machine", "fake-node-9"]
     async with Client(server.config, field_manager="kplane") as client:
         await release_leases(client, 3)

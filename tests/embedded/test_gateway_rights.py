@@ -1,4 +1,4 @@
-"""What the gateway's identity may change in the management cluster: two annotations of control planes (deploy/rbac)."""
+"""Rights of the gateway in the management cluster: it may change two annotations of control planes (deploy/rbac)."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ async def _refusal(client: Client, body: dict[str, Any], *, subresource: str | N
     return ""
 
 
-async def test_it_asks_this_control_plane_to_wake_and_no_successor(gateway: Client, admin: Client) -> None:
+async def test_gateway_requests_wake_only_for_matching_uid(gateway: Client, admin: Client) -> None:
     uid = (await admin.get(CONTROL_PLANES, NAME))["metadata"]["uid"]
     await request_wake(gateway, _sleeping(uid), NOW)
-    found = await admin.get(CONTROL_PLANES, NAME)
-    assert found["metadata"]["annotations"] == {TAKEN: "yes", WAKE_REQUESTED_ANNOTATION: TIME}
+    control_plane = await admin.get(CONTROL_PLANES, NAME)
+    assert control_plane["metadata"]["annotations"] == {TAKEN: "yes", WAKE_REQUESTED_ANNOTATION: TIME}
     with pytest.raises(Invalid):
         await request_wake(gateway, _sleeping("that-of-an-earlier-one"), NOW)
 
@@ -80,7 +80,7 @@ def _sleeping(uid: str) -> Route:
     "annotations",
     [{WAKE_REQUESTED_ANNOTATION: TIME}, {LAST_USED_ANNOTATION: TIME}, {WAKE_REQUESTED_ANNOTATION: None}],
 )
-async def test_it_writes_its_annotations(gateway: Client, annotations: dict[str, Any]) -> None:
+async def test_gateway_may_write_its_annotations(gateway: Client, annotations: dict[str, Any]) -> None:
     assert await _refusal(gateway, {"metadata": {"annotations": annotations}}) == ""
 
 
@@ -99,13 +99,13 @@ async def test_it_writes_its_annotations(gateway: Client, annotations: dict[str,
     ],
     ids=str,
 )
-async def test_it_changes_nothing_else(gateway: Client, admin: Client, body: dict[str, Any]) -> None:
+async def test_gateway_may_not_change_other_fields(gateway: Client, admin: Client, body: dict[str, Any]) -> None:
     assert "ValidatingAdmissionPolicy 'kplane-gateway'" in await _refusal(gateway, body)
-    # Others are not held up.
+    # The policy does not apply to other users.
     assert "ValidatingAdmissionPolicy" not in await _refusal(admin, body)
 
 
-async def test_it_has_no_right_to_the_rest(gateway: Client) -> None:
+async def test_gateway_has_no_other_rights(gateway: Client) -> None:
     assert "forbidden" in await _refusal(gateway, {"status": {"phase": "Ready"}}, subresource="status")
     for call in (
         gateway.delete(CONTROL_PLANES, NAME),

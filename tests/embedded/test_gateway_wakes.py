@@ -1,4 +1,4 @@
-"""Control planes that sleep behind a gateway, and the first request that each gets."""
+"""Control planes that sleep behind a gateway, and the first request to each."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _ON_DEMAND = {"deletionPolicy": "Destroy", "virtual": {"start": "OnDemand"}}
 async def cluster(binaries: Binaries, namespaces_go_at_once: Callable[..., Any]) -> AsyncIterator[ManagementCluster]:
     directory = Path(tempfile.mkdtemp(prefix="kplane-embedded-"))
     async with (
-        ManagementCluster(directory, binaries=binaries, fsync=False, gateway=find_envoy()) as made,
-        namespaces_go_at_once(ClusterConfig.load(made.handle.admin_kubeconfig)),
+        ManagementCluster(directory, binaries=binaries, fsync=False, gateway=find_envoy()) as cluster,
+        namespaces_go_at_once(ClusterConfig.load(cluster.handle.admin_kubeconfig)),
     ):
-        yield made
+        yield cluster
         # Shown if a test has failed.
         for log in ("runtime/kplane-gateway/log", "gateway/runtime/envoy/log"):
             sys.stdout.write((directory / log).read_text()[-8000:])
@@ -62,7 +62,7 @@ async def _code(config: ClusterConfig) -> int:
 
 
 async def _refusal(config: ClusterConfig) -> str:
-    """Return what the answer to one request says against it; kubectl and others would send it again."""
+    """Return the error message of a request, which is sent once. Clients such as kubectl would retry it."""
     async with Client(config, field_manager="kplane") as tenant:
         try:
             await tenant.list(NAMESPACES)
@@ -74,43 +74,45 @@ async def _refusal(config: ClusterConfig) -> str:
 @pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.asyncio(loop_scope="module")
-async def test_the_first_request_wakes_a_control_plane_and_is_answered(
+async def test_first_request_wakes_control_plane_and_gets_its_answer(
     cluster: ManagementCluster, eventually: Callable[..., Any], kubectl: Callable[..., Any], tmp_path: Path
 ) -> None:
     client = cluster.client
-    asked: set[str | None] = set()
+    wake_requests: set[str | None] = set()
 
     async def phase() -> str:
-        found = await client.get(CONTROL_PLANES, _SLEEPER)
-        if value := found["metadata"].get("annotations", {}).get(WAKE_REQUESTED_ANNOTATION):
-            asked.add(value)
-        return str(found.get("status", {}).get("phase"))
+        control_plane = await client.get(CONTROL_PLANES, _SLEEPER)
+        if value := control_plane["metadata"].get("annotations", {}).get(WAKE_REQUESTED_ANNOTATION):
+            wake_requests.add(value)
+        return str(control_plane.get("status", {}).get("phase"))
 
     await client.create(CONTROL_PLANES, {"metadata": {"name": _SLEEPER}, "spec": _ON_DEMAND})
     await eventually(phase, lambda found: found == "Hibernated")
-    through = await external_config(client, _SLEEPER)
+    external = await external_config(client, _SLEEPER)
     administrator, authorities = await certified_config(client, _SLEEPER)
     kubeconfig = tmp_path / "kubeconfig"
-    assert through.ca_data is not None
-    kubeconfig.write_bytes(render_kubeconfig(server=through.server, ca=through.ca_data, user="me", token=through.token))
+    assert external.ca_data is not None
+    kubeconfig.write_bytes(
+        render_kubeconfig(server=external.server, ca=external.ca_data, user="me", token=external.token)
+    )
 
     forged = sign_claims({"iss": "https://kubernetes.default.svc.cluster.local"}, key=create_signing_key())
-    nobody = dataclasses.replace(through, token=None)
-    assert await _code(nobody) == 401
+    anonymous = dataclasses.replace(external, token=None)
+    assert await _code(anonymous) == 401
     stranger = issue_client(authorities.front_proxy, user="admin", groups=("system:masters",))
     credentials = {"client_certificate": stranger.certificate, "client_key": stranger.key}
-    for refused in (dataclasses.replace(through, token=forged), dataclasses.replace(nobody, **credentials)):
-        assert await _code(refused) == 401
-    unknown = dataclasses.replace(through, server=f"{cluster.handle.gateway_url}/clusters/initech/control-plane")
+    for client_config in (dataclasses.replace(external, token=forged), dataclasses.replace(anonymous, **credentials)):
+        assert await _code(client_config) == 401
+    unknown = dataclasses.replace(external, server=f"{cluster.handle.gateway_url}/clusters/initech/control-plane")
     assert await _code(unknown) == 401
-    assert (await phase(), asked) == ("Hibernated", set())
+    assert (await phase(), wake_requests) == ("Hibernated", set())
 
     def official() -> list[str]:
         api = CoreV1Api(official_config.new_client_from_config(str(kubeconfig)))
-        return [each.metadata.name for each in api.list_namespace().items]
+        return [namespace.metadata.name for namespace in api.list_namespace().items]
 
     def note(event: Event) -> None:
-        asked.add(event.object["metadata"].get("annotations", {}).get(WAKE_REQUESTED_ANNOTATION))
+        wake_requests.add(event.object["metadata"].get("annotations", {}).get(WAKE_REQUESTED_ANNOTATION))
 
     informer = Informer(client, CONTROL_PLANES, name=_SLEEPER)
     informer.add_handler(note)
@@ -118,7 +120,7 @@ async def test_the_first_request_wakes_a_control_plane_and_is_answered(
     await informer.wait_synced()
     try:
         *refusals, listed, named = await asyncio.gather(
-            *(_refusal(config) for config in (through, administrator) for _ in range(9)),
+            *(_refusal(config) for config in (external, administrator) for _ in range(9)),
             kubectl(kubeconfig, "get", "namespaces", "-o", "name"),
             asyncio.to_thread(official),
         )
@@ -128,49 +130,49 @@ async def test_the_first_request_wakes_a_control_plane_and_is_answered(
     assert "namespace/kube-system" in listed
     assert "kube-system" in named
     await eventually(phase, lambda found: found == "Ready")
-    assert len(asked - {None}) == 1
+    assert len(wake_requests - {None}) == 1
     await client.delete(CONTROL_PLANES, _SLEEPER)
-    await eventually(lambda: _code(through), lambda found: found == 401)
+    await eventually(lambda: _code(external), lambda found: found == 401)
 
 
 @pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.timeout(600)
 @pytest.mark.asyncio(loop_scope="module")
-async def test_control_planes_that_come_and_go_disturb_no_other(
+async def test_changes_of_other_control_planes_keep_streams_open(
     cluster: ManagementCluster, eventually: Callable[..., Any]
 ) -> None:
-    client, made, stop = cluster.client, list[str](), asyncio.Event()
+    client, created, stop = cluster.client, list[str](), asyncio.Event()
     eventually = partial(eventually, timeout=240.0)
-    others = [[f"other-{number}-{each}" for each in range(10)] for number in range(2)]
+    others = [[f"other-{number}-{index}" for index in range(10)] for number in range(2)]
     await client.create(CONTROL_PLANES, {"metadata": {"name": "steady"}, "spec": _ON_DEMAND})
-    through = await eventually(lambda: external_config(client, "steady"))
-    await eventually(lambda: _code(through), lambda code: code == 200)
+    external = await eventually(lambda: external_config(client, "steady"))
+    await eventually(lambda: _code(external), lambda code: code == 200)
 
     async def phases(names: list[str]) -> set[str]:
-        found = {each["metadata"]["name"]: each for each in (await client.list(CONTROL_PLANES)).items}
-        return {str(found[name].get("status", {}).get("phase")) for name in names if name in found}
+        control_planes = {item["metadata"]["name"]: item for item in (await client.list(CONTROL_PLANES)).items}
+        return {str(control_planes[name].get("status", {}).get("phase")) for name in names if name in control_planes}
 
     async def come_and_go(names: list[str]) -> None:
         for name in names:
             await client.create(CONTROL_PLANES, {"metadata": {"name": name}, "spec": _ON_DEMAND})
         await eventually(lambda: phases(names), lambda found: found == {"Hibernated"})
-        woken = await external_config(client, names[0])
-        await eventually(lambda: _code(woken), lambda code: code == 200)
+        external = await external_config(client, names[0])
+        await eventually(lambda: _code(external), lambda code: code == 200)
         for name in names:
             await client.delete(CONTROL_PLANES, name)
         await eventually(lambda: phases(names), lambda found: not found)
 
-    async with Client(through, field_manager="kplane") as tenant:
+    async with Client(external, field_manager="kplane") as tenant:
         informer = Informer(tenant, CONFIG_MAPS, namespace="default")
         informer.start()
         await informer.wait_synced()
 
         async def load() -> None:
             while not stop.is_set():
-                name = f"made-{len(made)}"
+                name = f"made-{len(created)}"
                 await tenant.create(CONFIG_MAPS, {"metadata": {"name": name, "namespace": "default"}})
-                made.append(name)
+                created.append(name)
 
         loading = asyncio.create_task(load())
         try:
@@ -179,24 +181,24 @@ async def test_control_planes_that_come_and_go_disturb_no_other(
         finally:
             stop.set()
         await loading
-        await eventually(lambda: informer.get(made[-1], namespace="default"))
+        await eventually(lambda: informer.get(created[-1], namespace="default"))
         assert not any(informer.restarts.values())
         await informer.aclose()
-    assert len(made) > 10
+    assert len(created) > 10
     await client.delete(CONTROL_PLANES, "steady")
 
 
 @pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.asyncio(loop_scope="module")
-async def test_the_first_connection_to_a_host_name_wakes_a_control_plane(
+async def test_first_connection_to_host_name_wakes_control_plane(
     cluster: ManagementCluster, eventually: Callable[..., Any], kubectl: Callable[..., Any], tmp_path: Path
 ) -> None:
     client = cluster.client
 
     async def phase() -> str:
-        found = await client.get(CONTROL_PLANES, _NAMED)
-        return str(found.get("status", {}).get("phase"))
+        control_plane = await client.get(CONTROL_PLANES, _NAMED)
+        return str(control_plane.get("status", {}).get("phase"))
 
     spec = {"deletionPolicy": "Destroy", "virtual": {"start": "OnDemand"}, "endpointStyle": "HostName"}
     await client.create(CONTROL_PLANES, {"metadata": {"name": _NAMED}, "spec": spec})
@@ -210,7 +212,7 @@ async def test_the_first_connection_to_a_host_name_wakes_a_control_plane(
     assert await phase() == "Hibernated"
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(json.dumps(user.to_kubeconfig()))
-    # Until the gateway knows the name, it closes connections to it; kubectl would not try again.
+    # The gateway closes connections to a host name until it has the route, and kubectl does not retry.
     await eventually(lambda: _code(user), lambda code: code == 200)
     assert "namespace/kube-system" in await kubectl(kubeconfig, "get", "namespaces", "-o", "name")
     await eventually(phase, lambda found: found == "Ready")

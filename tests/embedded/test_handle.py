@@ -1,4 +1,4 @@
-"""What a cluster writes about itself is what others read."""
+"""The handle of a cluster: written by the cluster, and read by its users."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ def _handle(directory: Path) -> Handle:
     )
 
 
-def test_reads_back_what_was_saved(tmp_path: Path) -> None:
+def test_load_returns_the_saved_handle(tmp_path: Path) -> None:
     handle = _handle(tmp_path)
     handle.save()
-    read = Handle.load(tmp_path)
-    assert read == handle
-    assert (read.tenants_etcd.endpoint, read.tenants_etcd.credentials) == ("https://h:1", Path("/t"))
+    loaded = Handle.load(tmp_path)
+    assert loaded == handle
+    assert (loaded.tenants_etcd.endpoint, loaded.tenants_etcd.credentials) == ("https://h:1", Path("/t"))
 
 
-def test_a_cluster_without_an_etcd_for_control_planes_says_so(tmp_path: Path) -> None:
+def test_tenants_etcd_raises_for_cluster_without_etcd(tmp_path: Path) -> None:
     with pytest.raises(EmbeddedError, match="has no etcd for control planes"):
         _ = replace(_handle(tmp_path), tenants_etcd_endpoint=None).tenants_etcd
 
 
-def test_says_where_none_is_ready(tmp_path: Path) -> None:
+def test_load_raises_if_ready_file_is_missing(tmp_path: Path) -> None:
     with pytest.raises(EmbeddedError, match=r"failed to find a management cluster in .*ready\.json does not exist"):
         Handle.load(tmp_path)
 
 
-def test_refuses_what_is_no_handle(tmp_path: Path) -> None:
+def test_load_raises_for_invalid_ready_file(tmp_path: Path) -> None:
     (tmp_path / "ready.json").write_text('{"pid": "x"}')
     with pytest.raises(EmbeddedError, match=r"failed to read .*ready\.json: "):
         Handle.load(tmp_path)
 
 
-def test_finds_logs_with_something_in_them(tmp_path: Path) -> None:
+def test_logs_lists_only_nonempty_logs(tmp_path: Path) -> None:
     (tmp_path / "daemon.log").write_text("x")
     for name, content in (("etcd", "y"), ("silent", "")):
         (tmp_path / "runtime" / name).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""One holder for each directory."""
+"""The lock of a directory of an embedded cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kplane.embedded import lock
 from kplane.embedded.errors import DirectoryInUse
 
 
-def test_names_its_holder_until_it_is_let_go(tmp_path: Path) -> None:
+def test_lock_has_a_single_holder_until_it_is_released(tmp_path: Path) -> None:
     assert lock.holder(tmp_path) is None
     with lock.hold(tmp_path):
         assert lock.holder(tmp_path) == os.getpid()

@@ -1,4 +1,4 @@
-"""The management cluster as a library, over real programs."""
+"""The management cluster as a library, with real programs."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def directory() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-async def test_comes_back_over_the_same_directory_with_its_data_and_its_credentials(
-    directory: Path, binaries: Binaries
-) -> None:
+async def test_restart_in_same_directory_keeps_data_and_credentials(directory: Path, binaries: Binaries) -> None:
     async with ManagementCluster(directory, binaries=binaries, operators=False, fsync=False) as cluster:
         await cluster.handle.kubectl.run("create", "namespace", "kept")
         earlier = directory / "earlier.kubeconfig"
@@ -47,7 +45,7 @@ async def test_comes_back_over_the_same_directory_with_its_data_and_its_credenti
 
 
 @pytest.mark.slow
-async def test_two_run_at_once_and_know_nothing_of_each_other(directory: Path, binaries: Binaries) -> None:
+async def test_two_clusters_run_at_once_and_share_neither_data_nor_ca(directory: Path, binaries: Binaries) -> None:
     async with contextlib.AsyncExitStack() as stack:
         first, second = [
             await stack.enter_async_context(
@@ -62,13 +60,13 @@ async def test_two_run_at_once_and_know_nothing_of_each_other(directory: Path, b
     assert find_processes(directory) == []
 
 
-async def test_refuses_a_directory_that_is_in_use(api_server: Handle, binaries: Binaries) -> None:
+async def test_start_in_a_directory_in_use_is_refused(api_server: Handle, binaries: Binaries) -> None:
     with pytest.raises(DirectoryInUse, match="already"):
         await ManagementCluster(api_server.directory, binaries=binaries, operators=False).__aenter__()
     assert "default" in await api_server.kubectl.names("namespaces")
 
 
-async def test_serves_our_kinds_and_keeps_credentials_private(api_server: Handle) -> None:
+async def test_cluster_serves_kplane_kinds_and_credentials_are_private(api_server: Handle) -> None:
     for kind in ("controlplanes", "controlplaneclasses", "controlplaneendpoints", "controlplaneregistrations"):
         assert await api_server.kubectl.items(kind) == []
     directory = api_server.directory / "credentials"
@@ -77,7 +75,7 @@ async def test_serves_our_kinds_and_keeps_credentials_private(api_server: Handle
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
 
 
-async def test_namespaces_get_what_they_need_and_really_go(api_server: Handle, eventually) -> None:
+async def test_namespace_gets_service_account_and_ca_and_is_deleted(api_server: Handle, eventually) -> None:
     kubectl = api_server.kubectl
     await kubectl.run("create", "namespace", "short-lived")
     await eventually(lambda: kubectl.names("serviceaccounts", "-n", "short-lived"), lambda names: "default" in names)
@@ -88,15 +86,15 @@ async def test_namespaces_get_what_they_need_and_really_go(api_server: Handle, e
     assert "short-lived" not in await kubectl.names("namespaces")
 
 
-async def test_tenants_etcd_refuses_whoever_has_no_role(api_server: Handle) -> None:
+async def test_tenants_etcd_has_authentication_enabled(api_server: Handle) -> None:
     async with api_server.tenants_etcd.client() as etcd:
         assert (await etcd.access.status()).enabled
 
 
-async def test_nobody_gets_in_without_credentials(api_server: Handle) -> None:
+async def test_request_without_credentials_is_unauthorized(api_server: Handle) -> None:
     administrator = ClusterConfig.load(api_server.admin_kubeconfig)
     async with Client(
         ClusterConfig(server=api_server.server, ca_data=administrator.ca_data), field_manager="kplane"
-    ) as nobody:
+    ) as anonymous:
         with pytest.raises(Unauthorized):
-            await nobody.list(NAMESPACES)
+            await anonymous.list(NAMESPACES)

@@ -1,4 +1,4 @@
-"""Control planes that move to another home behind a gateway, while clients write."""
+"""Migrations of control planes behind a gateway, while clients write."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _NAME = "mover"
 
 
 async def holds(cluster: ManagementCluster) -> int:
-    """Return how many holds of writes the operator has measured."""
+    """Return the number of holds of writes that the operator has measured."""
     async with aiohttp.ClientSession() as session, session.get(f"{cluster.handle.operator_url}/metrics") as answer:
         lines = (await answer.text()).splitlines()
-    return int(next(float(each.split()[1]) for each in lines if each.startswith("kplane_migration_hold_seconds_count")))
+    return int(next(float(line.split()[1]) for line in lines if line.startswith("kplane_migration_hold_seconds_count")))
 
 
 async def is_too_old(tenant: Client, version: str) -> bool:
-    """Tell whether the server asks a client to list again that watches from a version."""
+    """Tell whether a watch from a version gets 410 Expired, which requires a new list."""
     try:
         async with tenant.watch(CONFIG_MAPS, resource_version=version, timeout_seconds=1) as watch:
             async for _ in watch:
@@ -52,7 +52,7 @@ async def is_too_old(tenant: Client, version: str) -> bool:
 
 @dataclass(frozen=True)
 class BegunList:
-    """A list of namespaces of which a client has read the first page."""
+    """A list of namespaces whose first page a client has read."""
 
     version: str
     continued: str
@@ -63,7 +63,7 @@ class BegunList:
         return cls(metadata["resourceVersion"], metadata["continue"])
 
     async def is_refused(self, tenant: Client) -> bool:
-        """Tell whether the server answers neither the next page nor the same list again."""
+        """Tell whether the server refuses both the next page and the same list at its exact version."""
         for query in (
             {"continue": self.continued},
             {"resourceVersion": self.version, "resourceVersionMatch": "Exact"},
@@ -81,17 +81,17 @@ async def page(tenant: Client, **query: str) -> dict[str, Any]:
 
 
 async def gone(client: Client) -> bool:
-    return _NAME not in {each["metadata"]["name"] for each in (await client.list(CONTROL_PLANES)).items}
+    return _NAME not in {item["metadata"]["name"] for item in (await client.list(CONTROL_PLANES)).items}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(binaries: Binaries, namespaces_go_at_once: Callable[..., Any]) -> AsyncIterator[ManagementCluster]:
     directory = Path(tempfile.mkdtemp(prefix="kplane-embedded-"))
     async with (
-        ManagementCluster(directory, binaries=binaries, fsync=False, gateway=find_envoy()) as made,
-        namespaces_go_at_once(ClusterConfig.load(made.handle.admin_kubeconfig)),
+        ManagementCluster(directory, binaries=binaries, fsync=False, gateway=find_envoy()) as cluster,
+        namespaces_go_at_once(ClusterConfig.load(cluster.handle.admin_kubeconfig)),
     ):
-        yield made
+        yield cluster
         # Shown if a test has failed.
         for log in ("runtime/controlplane-operator/log", "gateway/runtime/envoy/log"):
             sys.stdout.write((directory / log).read_text()[-8000:])
@@ -114,12 +114,12 @@ async def cluster(binaries: Binaries, namespaces_go_at_once: Callable[..., Any])
     ],
     ids=["to an etcd of its own and back", "from volume to volume"],
 )
-async def test_data_move_while_clients_write(
+async def test_migration_loses_no_write_and_refuses_old_list_versions(
     cluster: ManagementCluster, eventually: Callable[..., Any], moves: list[dict[str, Any]]
 ) -> None:
     client = cluster.client
     first, *others = moves
-    # What cannot be read in etcd moves as well.
+    # Encrypted resources migrate as well.
     sealed = {"apiServer": {"encryptedResources": ["configmaps"]}}
     await client.apply(CONTROL_PLANE_CLASSES, {"metadata": {"name": _NAME}, "spec": sealed}, force=True)
     settings = {"classRef": {"name": _NAME}, "deletionPolicy": "Destroy", "migration": {"rollbackWindow": "2s"}}
@@ -132,11 +132,11 @@ async def test_data_move_while_clients_write(
     await eventually(status, lambda found: found.get("phase") in {"Ready", "Hibernated"}, timeout=60)
     config = await external_config(client, _NAME)
     certified, _ = await certified_config(client, _NAME)
-    held = await holds(cluster)
+    hold_count = await holds(cluster)
     written: dict[str, str] = {}
     async with Client(certified, field_manager="kplane") as administrator:
         former = (await administrator.list(CONFIG_MAPS)).resource_version
-        begun = await BegunList.of(administrator)
+        begun_list = await BegunList.of(administrator)
     stop = asyncio.Event()
 
     async def write() -> None:
@@ -151,8 +151,8 @@ async def test_data_move_while_clients_write(
 
     async with asyncio.TaskGroup() as group:
         writing = group.create_task(write(), name="write")
-        for number, wanted in enumerate(others, start=1):
-            await client.patch(CONTROL_PLANES, _NAME, {"spec": wanted})
+        for number, change in enumerate(others, start=1):
+            await client.patch(CONTROL_PLANES, _NAME, {"spec": change})
             found = await eventually(
                 status,
                 lambda found, slot=number % 2: (
@@ -160,24 +160,24 @@ async def test_data_move_while_clients_write(
                 ),
                 timeout=90,
             )
-            assert found["home"]["mode"] == wanted.get("mode", "Dedicated")
-            assert found["home"].get("volume") == wanted.get("dedicated", {}).get("volume")
+            assert found["home"]["mode"] == change.get("mode", "Dedicated")
+            assert found["home"].get("volume") == change.get("dedicated", {}).get("volume")
             assert not writing.done()
             async with Client(certified, field_manager="kplane") as administrator:
                 assert await is_too_old(administrator, former)
-                assert await begun.is_refused(administrator)
+                assert await begun_list.is_refused(administrator)
                 former = (await administrator.list(CONFIG_MAPS)).resource_version
-                begun = await BegunList.of(administrator)
+                begun_list = await BegunList.of(administrator)
         stop.set()
     async with Client(config, field_manager="kplane") as tenant:
         found = await tenant.list(CONFIG_MAPS, namespace="default")
-    there = {each["metadata"]["name"]: each.get("data", {}).get("number") for each in found.items}
-    assert {name: there.get(name) for name in written} == written
-    assert await holds(cluster) == held + len(others)
+    numbers = {item["metadata"]["name"]: item.get("data", {}).get("number") for item in found.items}
+    assert {name: numbers.get(name) for name in written} == written
+    assert await holds(cluster) == hold_count + len(others)
 
     async def told() -> set[str]:
         events = (await client.list(EVENTS, namespace="default")).items
-        return {each["reason"] for each in events if each["involvedObject"]["name"] == _NAME}
+        return {event["reason"] for event in events if event["involvedObject"]["name"] == _NAME}
 
     await eventually(told, {"MigrationStarted", "MigrationCut", "MigrationCompleted"}.issubset)
     await client.delete(CONTROL_PLANES, _NAME)

@@ -1,4 +1,4 @@
-"""Kills (-9) at each step of a migration: it arrives, no write is lost, and there are never two homes that write."""
+"""Kills (-9) at each step of a migration: it completes, no write is lost, and two homes never take writes at once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PERHAPS_NOT_THERE = {
     *itertools.product((SOURCE, SOURCE_ETCD), ["Retaining"]),
     *itertools.product((TARGET, TARGET_ETCD), STEPS),
 }
-"""What has ended already, or is about to start."""
+"""Programs that may have stopped already, or may not have started yet."""
 KILLS = [kill for kill in itertools.product(PROGRAMS, STEPS) if kill not in NEVER_THERE]
 MOVES_EACH_WAY = 10
 MOVES = [
@@ -60,17 +60,17 @@ async def mover(
         name="survivor",
         eventually=eventually,
         namespaces_go_at_once=namespaces_go_at_once,
-        # What is killed often waits no longer for that.
+        # Short delays between restarts, as the test kills programs often.
         pace=Pace(restart_base=0.2, restart_limit=0.5),
-    ) as made:
-        yield made
+    ) as mover:
+        yield mover
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def ledger(mover: Mover) -> Ledger:
-    made = Ledger(mover.config, size=1500, a_second=60.0)
-    await made.fill()
-    return made
+    ledger = Ledger(mover.config, size=1500, a_second=60.0)
+    await ledger.fill()
+    return ledger
 
 
 def kill(mover: Mover, victim: str, *, step: str) -> None:
@@ -83,7 +83,7 @@ def kill(mover: Mover, victim: str, *, step: str) -> None:
         return handle.operator_directory / etcd_name(mover.name, slot=home["slot"])
 
     servers = [handle.operator_directory / apiserver_name(mover.name, slot=home["slot"]) for home in homes]
-    below = {
+    directories = {
         OPERATOR: runtime / components.OPERATOR,
         MCM: runtime / components.MCM,
         GATEWAY: runtime / components.GATEWAY,
@@ -93,7 +93,7 @@ def kill(mover: Mover, victim: str, *, step: str) -> None:
         SOURCE_ETCD: etcd(homes[0]),
         TARGET_ETCD: etcd(homes[1]),
     }
-    pids = find_processes(below[victim])
+    pids = find_processes(directories[victim])
     assert pids or (victim, step) in PERHAPS_NOT_THERE
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -105,7 +105,7 @@ def told(kills: list[tuple[str, str]]) -> str:
 
 
 @pytest.mark.parametrize("kills", MOVES, ids=told)
-async def test_a_migration_survives_kills(
+async def test_migration_survives_kills_without_lost_writes(
     mover: Mover, ledger: Ledger, kills: list[tuple[str, str]], eventually: Callable[..., Any]
 ) -> None:
     source, mode = mover.status["home"]["slot"], "Virtual" if mover.mode == "Dedicated" else "Dedicated"

@@ -1,4 +1,4 @@
-"""The ways that a migration can take, other than to its end: planned only, aborted, rolled back, deleted."""
+"""Migrations that do not complete: only planned, aborted, rolled back, or ended by deletion."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ async def mover(
 ) -> AsyncIterator[Mover]:
     async with moving_cluster(
         binaries, name=NAME, eventually=eventually, namespaces_go_at_once=namespaces_go_at_once, window="10m"
-    ) as made:
-        yield made
+    ) as mover:
+        yield mover
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def ledger(mover: Mover) -> Ledger:
-    made = Ledger(mover.config, size=SIZE)
-    await made.fill()
-    return made
+    ledger = Ledger(mover.config, size=SIZE)
+    await ledger.fill()
+    return ledger
 
 
 def is_there(mover: Mover, *, slot: int) -> bool:
-    """Tell whether a process of a home is left, or its files."""
+    """Tell whether processes or files of a home exist."""
     names = (apiserver_name(NAME, slot=slot), etcd_name(NAME, slot=slot))
     directories = [mover.cluster.handle.operator_directory / name for name in names]
     return any(directory.exists() or find_processes(directory) for directory in directories)
@@ -72,18 +72,18 @@ async def keys_below(mover: Mover, prefix: str) -> int:
 
 async def versions(mover: Mover) -> dict[tuple[str, str], int]:
     """Return the resourceVersion of each object that a client reads, by resource and name."""
-    found = {}
+    version_by_object = {}
     async with TenantClient(mover.config, field_manager="kplane") as tenant:
         for resource in (WIDGETS, NAMESPACES, CONFIG_MAPS, CLUSTER_ROLES):
-            for each in (await tenant.list(resource)).items:
-                metadata = each["metadata"]
+            for item in (await tenant.list(resource)).items:
+                metadata = item["metadata"]
                 name = f"{metadata.get('namespace', '')}/{metadata['name']}"
-                found[resource.kind, name] = int(metadata["resourceVersion"])
-    return found
+                version_by_object[resource.kind, name] = int(metadata["resourceVersion"])
+    return version_by_object
 
 
 async def is_as_before(mover: Mover, ledger: Ledger) -> None:
-    """The control plane is where it was, and nothing else is anywhere."""
+    """Wait until the control plane is in its former home, without files, processes or keys of another home."""
     await mover.until(lambda: not mover.migration)
     assert mover.status["home"] == {"mode": "Virtual", "slot": 0}
     await mover.eventually(lambda: not is_there(mover, slot=1))
@@ -92,7 +92,7 @@ async def is_as_before(mover: Mover, ledger: Ledger) -> None:
     assert ledger.errors == []
 
 
-async def test_a_plan_alone_changes_nothing(mover: Mover, ledger: Ledger) -> None:
+async def test_plan_alone_reports_keys_and_keeps_the_home(mover: Mover, ledger: Ledger) -> None:
     async with ledger.written():
         await mover.patch(mode="Dedicated", migration={"plan": True})
         await mover.until(lambda: "plan" in mover.migration)
@@ -108,7 +108,7 @@ async def test_a_plan_alone_changes_nothing(mover: Mover, ledger: Ledger) -> Non
 
 async def test_plan_of_sleeper_does_not_wake_it(mover: Mover) -> None:
     control_planes = ControlPlanes(mover.cluster.client)
-    # Asleep by the spec of mode Virtual, which a plan for mode Dedicated sets aside.
+    # The start policy is part of the spec of mode Virtual, which a plan for mode Dedicated ignores.
     await mover.patch(virtual={"start": "OnDemand"})
     await control_planes.sleep(NAME)
     await mover.until(lambda: mover.status.get("phase") == "Hibernated")
@@ -122,7 +122,7 @@ async def test_plan_of_sleeper_does_not_wake_it(mover: Mover) -> None:
     assert mover.status["phase"] == "Hibernated"
     assert not find_processes(mover.cluster.handle.operator_directory / apiserver_name(NAME))
 
-    # Given up, it is what it was.
+    # An aborted plan leaves the control plane unchanged.
     await control_planes.abort_move(NAME)
     await mover.until(lambda: not mover.migration)
     await control_planes.wake(NAME)
@@ -132,7 +132,7 @@ async def test_plan_of_sleeper_does_not_wake_it(mover: Mover) -> None:
 
 @contextlib.contextmanager
 def without_an_end_of_controllers(mover: Mover) -> Iterator[None]:
-    """Have mcm do nothing, so that the step in which it ends its instance is not over before the spec is set back."""
+    """Suspend mcm, so that step EndingControllers lasts until the test has reverted the spec."""
     pids = find_processes(mover.cluster.handle.directory / "runtime" / components.MCM)
     assert pids
     for pid in pids:
@@ -145,7 +145,7 @@ def without_an_end_of_controllers(mover: Mover) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("step", ["Preparing", "EndingControllers"])
-async def test_an_abort_before_the_cut_leaves_everything_as_it_was(mover: Mover, ledger: Ledger, step: str) -> None:
+async def test_abort_before_the_cut_restores_the_former_state(mover: Mover, ledger: Ledger, step: str) -> None:
     async with ledger.written():
         with without_an_end_of_controllers(mover):
             await mover.ask("Dedicated")
@@ -156,7 +156,7 @@ async def test_an_abort_before_the_cut_leaves_everything_as_it_was(mover: Mover,
     assert await ledger.wrong() == []
 
 
-async def test_a_roll_back_loses_nothing_and_lowers_no_version(mover: Mover, ledger: Ledger) -> None:
+async def test_rollback_loses_no_write_and_lowers_no_version(mover: Mover, ledger: Ledger) -> None:
     control_planes = ControlPlanes(mover.cluster.client)
     await mover.patch(virtual={"start": "Always"})
     async with ledger.written():
@@ -166,7 +166,7 @@ async def test_a_roll_back_loses_nothing_and_lowers_no_version(mover: Mover, led
         await mover.controllers_work()
     assert await keys_below(mover, key_prefix(NAME)) > SIZE // 2
     before = await versions(mover)
-    # Without writers: what they write is counted, too.
+    # No writers run here, because their writes would raise the versions.
     mover.forget_steps()
     await control_planes.roll_back(NAME)
     migration = await mover.arrives("Virtual", step="Retaining")
@@ -184,7 +184,7 @@ async def test_a_roll_back_loses_nothing_and_lowers_no_version(mover: Mover, led
     assert await ledger.wrong() == []
 
 
-async def test_one_that_is_deleted_while_it_moves_leaves_nothing(mover: Mover) -> None:
+async def test_deletion_during_migration_leaves_no_files_or_keys(mover: Mover) -> None:
     client = mover.cluster.client
     mover.forget_steps()
     await mover.patch(mode="Dedicated", virtual=None)

@@ -1,6 +1,6 @@
-"""The admission policy by which only the operator deletes what a control plane cannot do without.
+"""The admission policy that allows only the operator to delete namespaces, keys and volumes of control planes.
 
-deploy/rbac has it, and the chart has the same.
+The policy is in deploy/rbac and in the chart.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Cluster:
 
 
 async def refusal(call: Callable[[], Any]) -> str:
-    """Return what the policy says against a call, and nothing where the call is allowed."""
+    """Return the policy's refusal of a call, or an empty string if the call is allowed."""
     try:
         await call()
     except NotFound:
@@ -102,7 +102,7 @@ async def cluster(api_server: Handle, eventually: Callable[..., Any]) -> AsyncIt
             await stack.enter_async_context(Client(config, field_manager="kplane"))
             for config in (admin_config, ClusterConfig.load(api_server.operator_kubeconfig), controller)
         ]
-        made = Cluster(*clients)
+        cluster = Cluster(*clients)
         namespaces: dict[str, dict[str, Any]] = {
             LIVING: {"labels": _LABELLED, "annotations": _UID},
             HASHED: {"labels": _LABELLED, "annotations": _UID},
@@ -116,38 +116,38 @@ async def cluster(api_server: Handle, eventually: Callable[..., Any]) -> AsyncIt
             ELSEWHERE: {"labels": _LABELLED, "annotations": _UID},
         }
         for name, metadata in namespaces.items():
-            await made.admin.create(NAMESPACES, {"metadata": {"name": name, **metadata}})
-        await open_namespace(made.admin, LIVING, role=DEFAULT_SECRETS_ROLE)
+            await cluster.admin.create(NAMESPACES, {"metadata": {"name": name, **metadata}})
+        await open_namespace(cluster.admin, LIVING, role=DEFAULT_SECRETS_ROLE)
         try:
             for name, finalizers in (("keys", [PROTECTION_FINALIZER]), ("plain", [])):
-                await made.admin.create(SECRETS, secret(name, *finalizers))
-                await made.admin.create(PERSISTENT_VOLUME_CLAIMS, claim(name, *finalizers))
+                await cluster.admin.create(SECRETS, secret(name, *finalizers))
+                await cluster.admin.create(PERSISTENT_VOLUME_CLAIMS, claim(name, *finalizers))
             # Another test may have suspended the policy a moment ago.
-            await eventually(lambda: deletion(made.admin, NAMESPACES, LIVING))
-            await eventually(lambda: may_read(made.operator, LIVING))
-            yield made
+            await eventually(lambda: deletion(cluster.admin, NAMESPACES, LIVING))
+            await eventually(lambda: may_read(cluster.operator, LIVING))
+            yield cluster
         finally:
             for resource in (SECRETS, PERSISTENT_VOLUME_CLAIMS):
                 body = {"metadata": {"finalizers": None}}
-                await made.admin.patch(resource, "keys", body, namespace=LIVING)
+                await cluster.admin.patch(resource, "keys", body, namespace=LIVING)
             for name in namespaces:
-                # The garbage collector may have deleted the adopted one, whose owner does not exist.
+                # The garbage collector may have deleted the namespace of ADOPTED, whose owner does not exist.
                 with suppress(NotFound):
-                    await made.operator.delete(NAMESPACES, name)
+                    await cluster.operator.delete(NAMESPACES, name)
 
 
-async def test_only_the_operator_deletes_the_namespace_of_a_control_plane(cluster: Cluster) -> None:
+async def test_only_operator_deletes_control_plane_namespaces(cluster: Cluster) -> None:
     for name in (LIVING, HASHED, UNLABELLED):
         assert await deletion(cluster.admin, NAMESPACES, name)
         assert await deletion(cluster.operator, NAMESPACES, name) == ""
-    # Garbage collection has to remove the one of an adopted control plane, which has no keys.
+    # The garbage collector must delete the namespace of an adopted control plane, which has no keys.
     for name in (RETAINED, ADOPTED, FOREIGN, ELSEWHERE):
         assert await deletion(cluster.admin, NAMESPACES, name) == ""
 
 
-async def test_the_refusal_says_what_to_do(cluster: Cluster) -> None:
-    said = f"namespace {LIVING} holds the keys of a control plane; to delete both, run: "
-    assert f"{said}kubectl delete controlplane guarded" in await deletion(cluster.admin, NAMESPACES, LIVING)
+async def test_refusal_names_the_kubectl_delete_command(cluster: Cluster) -> None:
+    message = f"namespace {LIVING} holds the keys of a control plane; to delete both, run: "
+    assert f"{message}kubectl delete controlplane guarded" in await deletion(cluster.admin, NAMESPACES, LIVING)
     assert (
         f"secrets keys in namespace {LIVING} cannot be made anew: only the operator of kplane deletes it; to delete it"
         " with its control plane, run: kubectl delete controlplane guarded"
@@ -170,9 +170,9 @@ async def test_the_refusal_says_what_to_do(cluster: Cluster) -> None:
         (RETAINED, {"annotations": {RETAINED_UID_ANNOTATION: "another"}}),
     ],
 )
-async def test_nobody_else_takes_off_what_protects_it(cluster: Cluster, name: str, metadata: dict[str, Any]) -> None:
-    said = await change(cluster.admin, name, **metadata)
-    assert "only the operator of kplane changes the labels name and retained, and the annotations uid" in said
+async def test_only_operator_changes_protecting_metadata(cluster: Cluster, name: str, metadata: dict[str, Any]) -> None:
+    message = await change(cluster.admin, name, **metadata)
+    assert "only the operator of kplane changes the labels name and retained, and the annotations uid" in message
     assert await change(cluster.operator, name, **metadata) == ""
 
 
@@ -185,16 +185,14 @@ async def test_nobody_else_takes_off_what_protects_it(cluster: Cluster, name: st
         (ELSEWHERE, {"labels": {CONTROL_PLANE_LABEL: None}}),
     ],
 )
-async def test_other_changes_are_let_through(cluster: Cluster, name: str, metadata: dict[str, Any]) -> None:
+async def test_changes_of_other_metadata_are_allowed(cluster: Cluster, name: str, metadata: dict[str, Any]) -> None:
     assert await change(cluster.admin, name, **metadata) == ""
 
 
 @pytest.mark.parametrize("resource", [SECRETS, PERSISTENT_VOLUME_CLAIMS], ids=str)
-async def test_keys_and_volume_are_deleted_by_the_operator_and_with_their_namespace(
-    cluster: Cluster, resource: Resource
-) -> None:
+async def test_keys_and_volume_go_only_by_operator_or_with_namespace(cluster: Cluster, resource: Resource) -> None:
     assert await deletion(cluster.admin, resource, "keys", namespace=LIVING)
-    # All at once, as `kubectl delete --all` does it.
+    # A delete of the whole collection, as by `kubectl delete --all`.
     path = resource.path(namespace=LIVING)
     assert await refusal(lambda: cluster.admin.request("DELETE", path, params={"dryRun": "All"}))
     assert await deletion(cluster.controller, resource, "keys", namespace=LIVING) == ""

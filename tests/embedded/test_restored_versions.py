@@ -1,4 +1,4 @@
-"""A restored control plane begins above all versions that clients have seen, and by no more than that."""
+"""Versions of a restored control plane: above all versions that clients have seen, by less than `MOST_RAISED`."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ async def mover(
         eventually=eventually,
         namespaces_go_at_once=namespaces_go_at_once,
         operator_arguments=(f"--snapshot-recipient={KEY.to_public()}",),
-    ) as made:
-        await keep_identity(made.cluster.client)
-        yield made
+    ) as mover:
+        await keep_identity(mover.cluster.client)
+        yield mover
 
 
 async def keep_identity(client: Client) -> None:
@@ -53,20 +53,20 @@ async def keep_identity(client: Client) -> None:
 
 
 async def save(mover: Mover) -> dict[str, Any]:
-    """Make a snapshot, and return its status."""
+    """Create a snapshot, wait until it completes, and return its status."""
     client = mover.cluster.client
     spec = {"controlPlaneRef": {"name": NAME}}
     await client.create(CONTROL_PLANE_SNAPSHOTS, {"metadata": {"name": NAME}, "spec": spec})
-    saved = await mover.eventually(
+    snapshot = await mover.eventually(
         lambda: client.get(CONTROL_PLANE_SNAPSHOTS, NAME),
         lambda found: (found.get("status") or {}).get("phase") == "Completed",
         timeout=60,
     )
-    return dict(saved["status"])
+    return dict(snapshot["status"])
 
 
 async def restore_in_its_place(mover: Mover, *, mode: str) -> None:
-    """Delete the control plane, and restore its snapshot under its name."""
+    """Delete the control plane, and restore its snapshot under the same name."""
     client = mover.cluster.client
     uid = mover.seen["ControlPlane"]["metadata"]["uid"]
     await client.delete(CONTROL_PLANES, NAME)
@@ -86,14 +86,14 @@ async def restore_in_its_place(mover: Mover, *, mode: str) -> None:
 
 
 async def version(mover: Mover) -> int:
-    """Return the version of a list, as clients read it."""
+    """Return the resourceVersion of a list, as clients read it."""
     async with Client(mover.config, field_manager="kplane") as tenant:
-        found = await mover.eventually(lambda: tenant.list(CONFIG_MAPS), timeout=60)
-    return int(found.resource_version)
+        config_maps = await mover.eventually(lambda: tenant.list(CONFIG_MAPS), timeout=60)
+    return int(config_maps.resource_version)
 
 
 async def is_told_to_list_again(mover: Mover, since: int) -> bool:
-    """Tell whether a watch from a version gets 410; one that hears nothing runs into the time limit."""
+    """Tell whether a watch from a version gets 410. Raises TimeoutError if the watch receives no event in 30 s."""
     async with Client(mover.config, field_manager="kplane") as tenant, asyncio.timeout(30):
         try:
             async for _ in tenant.watch(CONFIG_MAPS, resource_version=str(since)):
@@ -103,26 +103,26 @@ async def is_told_to_list_again(mover: Mover, since: int) -> bool:
     return False
 
 
-async def test_a_restore_after_a_move_begins_above_what_clients_saw(mover: Mover) -> None:
-    saved = await save(mover)
+async def test_restore_after_move_starts_above_versions_clients_saw(mover: Mover) -> None:
+    snapshot_status = await save(mover)
     await mover.ask("Dedicated")
     await mover.arrives("Dedicated")
-    seen = await version(mover)
-    assert seen > saved["revision"] + 1000
+    version_before = await version(mover)
+    assert version_before > snapshot_status["revision"] + 1000
     await restore_in_its_place(mover, mode="Virtual")
-    found = await mover.cluster.client.get(CONTROL_PLANE_SNAPSHOTS, NAME)
-    assert found["status"]["highestRevision"] >= seen
-    assert await version(mover) > seen
-    assert await is_told_to_list_again(mover, seen)
+    snapshot = await mover.cluster.client.get(CONTROL_PLANE_SNAPSHOTS, NAME)
+    assert snapshot["status"]["highestRevision"] >= version_before
+    assert await version(mover) > version_before
+    assert await is_told_to_list_again(mover, version_before)
 
 
-async def test_one_that_is_restored_into_dedicated_can_move_back(mover: Mover) -> None:
-    seen = await version(mover)
+async def test_restored_dedicated_control_plane_moves_to_virtual(mover: Mover) -> None:
+    version_before = await version(mover)
     await restore_in_its_place(mover, mode="Dedicated")
-    restored = await version(mover)
-    assert seen < restored < seen + MOST_RAISED
-    assert await is_told_to_list_again(mover, seen)
+    restored_version = await version(mover)
+    assert version_before < restored_version < version_before + MOST_RAISED
+    assert await is_told_to_list_again(mover, version_before)
     await mover.ask("Virtual")
     await mover.arrives("Virtual")
-    assert await version(mover) > restored
-    assert await is_told_to_list_again(mover, restored)
+    assert await version(mover) > restored_version
+    assert await is_told_to_list_again(mover, restored_version)

@@ -1,4 +1,4 @@
-"""Kills (-9) at each step of sleep and wake: the data stay, and no second API server runs."""
+"""Kills (-9) at each step of sleep and wake: the data remain, and no second API server runs."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ pytestmark = [
 ]
 
 NAME = f"survivor-{os.getpid()}"
-"""No other test of this machine has API servers on such keys."""
+"""Unique on this machine, so that no other test has API servers with the same etcd prefix."""
 OPERATOR, MCM, GATEWAY, ENVOY, API_SERVER = "operator", "mcm", "gateway controller", "Envoy", "API server"
 SAMPLE_SECONDS = 0.1
 
 
 def api_servers() -> set[int]:
-    """Processes of API servers on the keys of this control plane, whoever started them."""
-    found = set()
+    """Return the pids of all API servers on the keys of this control plane, whichever program started them."""
+    pids = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
-            with contextlib.suppress(OSError):  # it has ended meanwhile
+            with contextlib.suppress(OSError):  # the process has ended meanwhile
                 if f"--etcd-prefix={key_prefix(NAME).rstrip('/')}".encode() in (entry / "cmdline").read_bytes():
-                    found.add(int(entry.name))
-    return found
+                    pids.add(int(entry.name))
+    return pids
 
 
 @dataclass
@@ -62,9 +62,9 @@ class World:
     cluster: ManagementCluster
     eventually: Callable[..., Awaitable[Any]]
     config: ClusterConfig
-    """Through the gateway."""
+    """Settings of a client that connects through the gateway."""
     seen: dict[str, Any] = field(default_factory=dict)
-    """The control plane and its registration as they are now, by kind."""
+    """Latest state of the control plane and of its registration, by kind."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
     written: set[str] = field(default_factory=set)
 
@@ -81,11 +81,11 @@ class World:
         self.news.set()
 
     def reason(self, kind: str) -> str:
-        found = [each for each in self.status.get("conditions") or () if each["type"] == kind]
-        return found[0]["reason"] if found else ""
+        conditions = [condition for condition in self.status.get("conditions") or () if condition["type"] == kind]
+        return conditions[0]["reason"] if conditions else ""
 
     async def until(self, accept: Callable[[], bool]) -> None:
-        """Return at once when an event makes this true."""
+        """Return as soon as an event makes `accept` true."""
         while not accept():
             self.news.clear()
             await self.news.wait()
@@ -95,9 +95,9 @@ class World:
         await self.cluster.client.patch(CONTROL_PLANES, NAME, {"metadata": metadata})
 
     async def listens(self) -> bool:
-        where = urlsplit(self.status["endpoint"])
+        endpoint = urlsplit(self.status["endpoint"])
         with contextlib.suppress(OSError):
-            _, writer = await asyncio.open_connection(where.hostname, where.port)
+            _, writer = await asyncio.open_connection(endpoint.hostname, endpoint.port)
             writer.close()
             return True
         return False
@@ -106,28 +106,28 @@ class World:
         if victim == API_SERVER:
             return api_servers()
         directory = self.cluster.handle.directory
-        below = {
+        directories = {
             OPERATOR: directory / "runtime" / components.OPERATOR,
             MCM: directory / "runtime" / components.MCM,
             GATEWAY: directory / "runtime" / components.GATEWAY,
             ENVOY: directory / "gateway" / "runtime" / "envoy",
         }
-        return set(find_processes(below[victim]))
+        return set(find_processes(directories[victim]))
 
     def kill(self, victim: str) -> None:
         pids = self.pids(victim)
-        # An API server may have ended by itself in the same moment.
+        # An API server may have exited by itself at the same moment.
         assert pids or victim == API_SERVER
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     async def all_run(self) -> None:
-        """Wait until what was killed has started again: the next cycle may kill it as its first."""
+        """Wait until all programs run. The next cycle may kill the same program in its first step."""
         await self.eventually(lambda: all(self.pids(victim) for victim in (OPERATOR, MCM, GATEWAY, ENVOY)))
 
     async def write(self) -> None:
-        """Write one object through the gateway."""
+        """Write an object through the gateway."""
         name = f"written-{len(self.written)}"
 
         async def put() -> bool:
@@ -143,8 +143,8 @@ class World:
 
         async def names() -> set[str]:
             async with Client(self.config, field_manager="kplane") as client:
-                found = await client.list(CONFIG_MAPS, namespace="default")
-            return {each["metadata"]["name"] for each in found.items}
+                config_maps = await client.list(CONFIG_MAPS, namespace="default")
+            return {item["metadata"]["name"] for item in config_maps.items}
 
         return await self.eventually(names)
 
@@ -154,7 +154,7 @@ class World:
         await self.eventually(lambda: "instance" in (self.seen["ControlPlaneRegistration"].get("status") or {}))
 
     async def falls_asleep(self) -> None:
-        """Wait until it sleeps. Ask again if it was kept awake, because nothing could look inside."""
+        """Wait until the control plane sleeps. Request sleep again after the operator could not inspect it."""
         asked = ""
 
         async def asleep() -> bool:
@@ -177,7 +177,7 @@ class World:
             pass
 
     async def has_ended(self) -> None:
-        """Return when the API server is gone, if possible before the operator knows."""
+        """Return as soon as the API server has exited, if possible before the operator observes this."""
         for pid in api_servers():
             with contextlib.suppress(ProcessLookupError):
                 descriptor, loop, gone = os.pidfd_open(pid), asyncio.get_running_loop(), asyncio.Event()
@@ -204,7 +204,7 @@ def time(value: str) -> datetime:
 
 
 async def at_once(_: World) -> None:
-    """A step that has come already."""
+    """Return immediately: this step needs no wait."""
 
 
 SLEEP_STEPS: dict[str, Callable[[World], Awaitable[None]]] = {
@@ -244,7 +244,7 @@ async def world(
 ) -> AsyncIterator[World]:
     directory = Path(tempfile.mkdtemp(prefix="kplane-embedded-"))
     cluster = ManagementCluster(directory, binaries=binaries, fsync=False, gateway=find_envoy())
-    # What is killed often waits no longer for that.
+    # Short delays between restarts, as the test kills programs often.
     cluster.runtime = ProcessRuntime(
         directory / "runtime", programs=binaries.directories, pace=Pace(restart_base=0.2, restart_limit=0.5)
     )
@@ -253,7 +253,7 @@ async def world(
         await cluster.client.create(CONTROL_PLANES, {"metadata": {"name": NAME}, "spec": spec})
         spec = {"controlPlaneRef": {"name": NAME}, "services": ["Controllers"]}
         await cluster.client.create(CONTROL_PLANE_REGISTRATIONS, {"metadata": {"name": NAME}, "spec": spec})
-        made = World(
+        world = World(
             cluster,
             partial(eventually, timeout=180.0),
             await eventually(lambda: external_config(cluster.client, NAME)),
@@ -261,11 +261,11 @@ async def world(
         async with contextlib.AsyncExitStack() as stack:
             for resource in (CONTROL_PLANES, CONTROL_PLANE_REGISTRATIONS):
                 informer = Informer(cluster.client, resource, name=NAME)
-                informer.add_handler(partial(made.note, resource.kind))
+                informer.add_handler(partial(world.note, resource.kind))
                 stack.push_async_callback(informer.aclose)
                 informer.start()
                 await informer.wait_synced()
-            yield made
+            yield world
         await cluster.client.delete(CONTROL_PLANES, NAME)
         await eventually(lambda: not api_servers())
     assert find_processes(directory) == []
@@ -274,7 +274,7 @@ async def world(
 
 @pytest.fixture
 def never_two() -> Iterator[None]:
-    """Look again and again how many API servers there are on the keys of the control plane."""
+    """Count the API servers on the keys of the control plane repeatedly, and fail if two ever run at once."""
     most, end = 0, threading.Event()
 
     def look() -> None:
@@ -298,7 +298,7 @@ def told(cycle: tuple[tuple[str, str], tuple[str, str]]) -> str:
 
 @pytest.mark.usefixtures("never_two")
 @pytest.mark.parametrize("cycle", CYCLES, ids=told)
-async def test_a_kill_while_it_falls_asleep_and_one_while_it_wakes(
+async def test_kills_during_sleep_and_wake_lose_no_data(
     world: World, cycle: tuple[tuple[str, str], tuple[str, str]]
 ) -> None:
     (sleep_victim, sleep_step), (wake_victim, wake_step) = cycle

@@ -1,4 +1,4 @@
-"""Two gateways before one control plane, of which one hears of everything later."""
+"""Two gateways of the same control plane, one of which receives all changes with a delay."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ async def mover(
 ) -> AsyncIterator[Mover]:
     async with moving_cluster(
         binaries, name="mover", eventually=eventually, namespaces_go_at_once=namespaces_go_at_once
-    ) as made:
-        yield made
+    ) as mover:
+        yield mover
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def lagging(
     mover: Mover, tmp_path: Path, hold_port: Callable[[], int], eventually: Callable[..., Any]
 ) -> AsyncIterator[LaggingGateway]:
-    async with lagging_gateway(mover.cluster.handle, tmp_path, hold_port=hold_port, lag_seconds=0.0) as made:
-        await eventually(made.process.ready)
-        made.lag_seconds = 1.0
-        yield made
+    async with lagging_gateway(mover.cluster.handle, tmp_path, hold_port=hold_port, lag_seconds=0.0) as lagging:
+        await eventually(lagging.process.ready)
+        lagging.lag_seconds = 1.0
+        yield lagging
 
 
 async def _code(config: ClusterConfig) -> int | str:
@@ -64,7 +64,7 @@ async def _code(config: ClusterConfig) -> int | str:
 
 
 async def _seen(client: Client, name: str, accept: Callable[[ControlPlane], bool]) -> None:
-    """Return at once when an event makes this true."""
+    """Return as soon as an event makes `accept` true."""
     found = asyncio.Event()
 
     def look(event: Event) -> None:
@@ -87,10 +87,10 @@ async def test_ready_control_plane_is_served_by_every_gateway(mover: Mover, lagg
         spec = {"deletionPolicy": "Destroy", "virtual": {"start": start}}
         await client.create(CONTROL_PLANES, {"metadata": {"name": f"{name}-{start.lower()}"}, "spec": spec})
         await _seen(client, f"{name}-{start.lower()}", lambda found: is_true(found.status.conditions, "Ready"))
-        through = await external_config(client, f"{name}-{start.lower()}")
-        assert await asyncio.gather(_code(lagging.config(through)), _code(through)) == [200, 200], start
+        external = await external_config(client, f"{name}-{start.lower()}")
+        assert await asyncio.gather(_code(lagging.config(external)), _code(external)) == [200, 200], start
 
-    # Another address is published when every gateway serves it.
+    # The operator publishes a new address after every gateway serves it.
     await client.patch(CONTROL_PLANES, f"{name}-always", {"spec": {"endpointStyle": "HostName"}})
     host = f"{name}-always.localhost"
     await _seen(
@@ -103,7 +103,7 @@ async def test_ready_control_plane_is_served_by_every_gateway(mover: Mover, lagg
 
 @dataclasses.dataclass
 class _Reads:
-    """One client that writes numbers at one gateway, and one that reads them at the other."""
+    """A client that writes numbers through a gateway, and a client that reads them through the other gateway."""
 
     writer: Client
     reader: Client
@@ -114,7 +114,7 @@ class _Reads:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(each()) for each in (self._write, self._read)]
+        tasks = [asyncio.create_task(loop()) for loop in (self._write, self._read)]
         try:
             yield
             assert not any(task.done() for task in tasks)
@@ -129,17 +129,17 @@ class _Reads:
 
     async def _read(self) -> None:
         while True:
-            least = self.acknowledged
+            minimum = self.acknowledged
             try:
                 async with asyncio.timeout(5):
-                    found = await self.reader.get(CONFIG_MAPS, "number", namespace="default")
+                    config_map = await self.reader.get(CONFIG_MAPS, "number", namespace="default")
             except (ProviderError, TimeoutError) as error:
                 self.errors.append(str(error) or "no answer in time")
                 await asyncio.sleep(0.02)
                 continue
             self.reads += 1
-            if (number := int(found["data"]["number"])) < least:
-                self.stale.append(f"{number} after {least}")
+            if (number := int(config_map["data"]["number"])) < minimum:
+                self.stale.append(f"{number} after {minimum}")
 
 
 def _numbered(number: int) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _numbered(number: int) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"number": str(number)}}
 
 
-async def test_no_gateway_serves_old_data_after_a_move(
+async def test_lagging_gateway_serves_no_stale_reads_after_moves(
     mover: Mover, lagging: LaggingGateway, eventually: Callable[..., Any]
 ) -> None:
     lagging.lag_seconds = 0.5
@@ -157,26 +157,26 @@ async def test_no_gateway_serves_old_data_after_a_move(
         Client(lagging.config(mover.config), field_manager="kplane") as reader,
     ):
         await writer.apply(CONFIG_MAPS, _numbered(0), force=True)
-        seen = _Reads(writer, reader)
-        async with seen.running():
+        reads = _Reads(writer, reader)
+        async with reads.running():
             await mover.ask("Dedicated")
             await mover.arrives("Dedicated")
-            await _more(seen, eventually)
-            assert (seen.stale, seen.errors) == ([], [])
+            await _more(reads, eventually)
+            assert (reads.stale, reads.errors) == ([], [])
 
-            # Its controller hangs when the home has changed. Envoy goes on, and leads to the former home.
+            # The lagging controller is suspended after the change of home. Its Envoy still routes to the former home.
             await mover.ask("Virtual")
             await mover.until(lambda: mover.step == "Retaining")
             lagging.process.running.send_signal(signal.SIGSTOP)
             try:
-                written = seen.acknowledged
-                await eventually(lambda: seen.acknowledged, lambda found: found > written + 5, timeout=10)
-                await eventually(lambda: seen.errors)
+                count = reads.acknowledged
+                await eventually(lambda: reads.acknowledged, lambda found: found > count + 5, timeout=10)
+                await eventually(lambda: reads.errors)
                 await mover.arrives("Virtual")
             finally:
                 lagging.process.running.send_signal(signal.SIGCONT)
-            await _more(seen, eventually)
-        assert seen.stale == []
+            await _more(reads, eventually)
+        assert reads.stale == []
 
 
 async def _more(seen: _Reads, eventually: Callable[..., Any]) -> None:

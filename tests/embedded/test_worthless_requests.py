@@ -1,4 +1,4 @@
-"""Control planes that sleep behind a gateway: whose credential wakes them, with an OIDC issuer and with none."""
+"""Credentials that wake sleeping control planes behind a gateway, with and without an OIDC issuer."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ async def cluster(binaries: Binaries, namespaces_go_at_once: Callable[..., Any])
             fsync=False,
             gateway=find_envoy(),
             operator_arguments=["--awake-limit=4"],
-        ) as made,
-        namespaces_go_at_once(ClusterConfig.load(made.handle.admin_kubeconfig)),
+        ) as cluster,
+        namespaces_go_at_once(ClusterConfig.load(cluster.handle.admin_kubeconfig)),
     ):
-        yield made
+        yield cluster
     shutil.rmtree(directory)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def issuer(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Issuer]:
-    async with running_issuer(tmp_path_factory.mktemp("issuer")) as serving:
-        yield serving
+    async with running_issuer(tmp_path_factory.mktemp("issuer")) as issuer:
+        yield issuer
 
 
 async def _code(config: ClusterConfig, token: str | None) -> int:
@@ -68,10 +68,10 @@ async def _code(config: ClusterConfig, token: str | None) -> int:
 
 
 async def _phase(client: Client, name: str) -> tuple[str, bool]:
-    """Return the phase of a control plane, and whether a wake was asked for."""
-    found = await client.get(CONTROL_PLANES, name)
-    asked = WAKE_REQUESTED_ANNOTATION in (found["metadata"].get("annotations") or {})
-    return str(found.get("status", {}).get("phase")), asked
+    """Return the phase of a control plane, and whether it has a wake-up request."""
+    control_plane = await client.get(CONTROL_PLANES, name)
+    has_request = WAKE_REQUESTED_ANNOTATION in (control_plane["metadata"].get("annotations") or {})
+    return str(control_plane.get("status", {}).get("phase")), has_request
 
 
 async def _asleep(client: Client, name: str, *, eventually: Callable[..., Any], **spec: Any) -> ClusterConfig:
@@ -94,56 +94,56 @@ async def test_token_of_oidc_issuer_wakes_and_foreign_signature_does_not(
     }
     spec = {"apiServer": {"oidc": [oidc]}, "allowedDestinations": [issuer.destination]}
     await client.create(CONTROL_PLANE_CLASSES, {"metadata": {"name": name}, "spec": spec})
-    through = await _asleep(client, name, eventually=eventually, classRef={"name": name})
+    external = await _asleep(client, name, eventually=eventually, classRef={"name": name})
     claims = {"aud": "kubernetes", "name": "jane", "groups": ["people"]}
-    foreign = dataclasses.replace(issuer, key=ec.generate_private_key(ec.SECP256R1()))
-    for worthless in (foreign.token(**claims), issuer.token(**claims | {"aud": "other"})):
-        assert await _code(through, worthless) == 401
+    foreign_issuer = dataclasses.replace(issuer, key=ec.generate_private_key(ec.SECP256R1()))
+    for token in (foreign_issuer.token(**claims), issuer.token(**claims | {"aud": "other"})):
+        assert await _code(external, token) == 401
     assert await _phase(client, name) == ("Hibernated", False)
     # The API server knows the user, who has no rights.
-    assert await _code(through, issuer.token(**claims)) == 403
+    assert await _code(external, issuer.token(**claims)) == 403
     await eventually(lambda: _phase(client, name), lambda found: found == ("Ready", True))
-    # Of a control plane that is awake, the API server refuses it.
-    assert await _code(through, foreign.token(**claims)) == 401
+    # While the control plane is awake, its API server refuses the foreign token.
+    assert await _code(external, foreign_issuer.token(**claims)) == 401
     await client.delete(CONTROL_PLANES, name)
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_bootstrap_token_wakes_the_control_plane_that_had_it(
+async def test_existing_bootstrap_token_wakes_its_control_plane(
     cluster: ManagementCluster, eventually: Callable[..., Any]
 ) -> None:
     client, name = cluster.client, "joined"
-    through = await _asleep(client, name, eventually=eventually)
-    assert await _code(through, _BOOTSTRAP_TEXT) == 401
+    external = await _asleep(client, name, eventually=eventually)
+    assert await _code(external, _BOOTSTRAP_TEXT) == 401
     token = new_token(now=datetime.now(UTC))
-    async with Client(through, field_manager="kplane") as tenant:
+    async with Client(external, field_manager="kplane") as tenant:
         await tenant.create(SECRETS, token_secret(token))
     text = f"{token.id}.{token.secret}"
-    asked = {SLEEP_REQUESTED_ANNOTATION: datetime.now(UTC).isoformat(), WAKE_REQUESTED_ANNOTATION: None}
-    await client.patch(CONTROL_PLANES, name, {"metadata": {"annotations": asked}})
+    annotations = {SLEEP_REQUESTED_ANNOTATION: datetime.now(UTC).isoformat(), WAKE_REQUESTED_ANNOTATION: None}
+    await client.patch(CONTROL_PLANES, name, {"metadata": {"annotations": annotations}})
     await eventually(lambda: _phase(client, name), lambda found: found == ("Hibernated", False))
-    assert await _code(through, f"{token.id}.{token.secret[::-1]}") == 401
+    assert await _code(external, f"{token.id}.{token.secret[::-1]}") == 401
     assert await _phase(client, name) == ("Hibernated", False)
-    found = await client.list(SECRETS, namespace="kplane-gateway")
-    entries = [base64.b64decode(value) for each in found.items for value in (each.get("data") or {}).values()]
+    secrets = await client.list(SECRETS, namespace="kplane-gateway")
+    entries = [base64.b64decode(value) for secret in secrets.items for value in (secret.get("data") or {}).values()]
     assert not any(token.secret.encode() in entry for entry in entries)
-    assert await _code(through, text) == 403
+    assert await _code(external, text) == 403
     await eventually(lambda: _phase(client, name), lambda found: found == ("Ready", True))
     await client.delete(CONTROL_PLANES, name)
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_worthless_requests_to_five_tenants_take_no_room(
+async def test_worthless_requests_to_five_tenants_wake_no_tenant(
     cluster: ManagementCluster, eventually: Callable[..., Any]
 ) -> None:
     client, names = cluster.client, [f"tenant-{number}" for number in range(5)]
     tenants = [await _asleep(client, name, eventually=eventually) for name in names]
     forged = f"{str(tenants[0].token).rpartition('.')[0]}.{'A' * 86}"
-    worthless = ("x", "x" * (64 << 10), _BOOTSTRAP_TEXT, forged, None)
-    codes = await asyncio.gather(*(_code(config, token) for config in tenants for token in worthless))
+    tokens = ("x", "x" * (64 << 10), _BOOTSTRAP_TEXT, forged, None)
+    codes = await asyncio.gather(*(_code(config, token) for config in tenants for token in tokens))
     assert set(codes) == {401}
-    foreign = await asyncio.gather(*(_code(config, tenants[0].token) for config in tenants[1:]))
-    assert set(foreign) == {401}
+    foreign_codes = await asyncio.gather(*(_code(config, tenants[0].token) for config in tenants[1:]))
+    assert set(foreign_codes) == {401}
     assert [await _phase(client, name) for name in names] == [("Hibernated", False)] * 5
     assert await _code(tenants[4], tenants[4].token) == 200
     assert [await _phase(client, name) for name in names[:4]] == [("Hibernated", False)] * 4

@@ -1,6 +1,6 @@
-"""Writers at the own addresses of both API servers of a control plane that moves: no gateway holds them back.
+"""Writers that connect to both API servers of a migrating control plane directly, without a gateway.
 
-So the fence in etcd alone keeps them apart: when the new home takes writes, the former one may take none.
+Only the fence in etcd separates the homes: after the new home takes a write, the former home may take no write.
 """
 
 from __future__ import annotations
@@ -34,36 +34,36 @@ _PORT: Final = re.compile(rb"--secure-port=([0-9]+)")
 
 
 class Intruders:
-    """One writer for each home, which writes numbers into an object of its own."""
+    """A writer for each home, which writes numbers into its own object."""
 
     def __init__(self, mover: Mover, config: ClusterConfig) -> None:
         self._mover, self._config, self._end = mover, config, threading.Event()
         self._taken: list[tuple[float, float, int]] = []
-        """When such a write began, when it was answered, and at the home of which slot."""
+        """Start, time of the response, and slot of the home, for each acknowledged write."""
         self._acknowledged, self._tried = [0, 0], [0, 0]
         self._threads = [threading.Thread(target=self._write, args=(slot,)) for slot in (0, 1)]
 
     def took(self, slot: int) -> bool:
-        """Tell whether the home of this slot took a write."""
+        """Tell whether the home of this slot acknowledged a write."""
         return any(taken == slot for _, _, taken in self._taken)
 
     def late(self, *, former: int) -> list[str]:
-        """Say which writes the former home took that began when the new one had answered one.
+        """Return the former home's acknowledged writes that began after the new home first acknowledged a write.
 
-        Only the answer tells: an API server that starts lets a write wait for seconds, and takes it after the move.
+        The time of the acknowledgement counts: a starting API server holds a write for seconds, until after the cut.
         """
-        first = min((answered for _, answered, slot in self._taken if slot != former), default=math.inf)
-        return [f"{began - first:.3f} s late" for began, _, slot in self._taken if slot == former and began > first]
+        cut = min((answered for _, answered, slot in self._taken if slot != former), default=math.inf)
+        return [f"{began - cut:.3f} s late" for began, _, slot in self._taken if slot == former and began > cut]
 
     async def lost(self) -> list[str]:
-        """Say which writes are not there that a home took."""
-        said = []
+        """Return mismatches between the stored numbers and the acknowledged writes."""
+        problems = []
         async with Client(self._mover.config, field_manager="kplane") as client:
             for slot in (0, 1):
-                found = await client.get(CONFIG_MAPS, f"intruder-{slot}", namespace="default")
-                if not self._acknowledged[slot] <= (number := int(found["data"]["number"])) <= self._tried[slot]:
-                    said.append(f"intruder {slot} wrote {self._acknowledged[slot]}, and {number} is there")
-        return said
+                config_map = await client.get(CONFIG_MAPS, f"intruder-{slot}", namespace="default")
+                if not self._acknowledged[slot] <= (number := int(config_map["data"]["number"])) <= self._tried[slot]:
+                    problems.append(f"intruder {slot} wrote {self._acknowledged[slot]}, and {number} is there")
+        return problems
 
     def start(self) -> None:
         for thread in self._threads:
@@ -96,25 +96,27 @@ class Intruders:
         directory = self._mover.cluster.handle.operator_directory / apiserver_name(self._mover.name, slot=slot)
         for pid in find_processes(directory):
             with contextlib.suppress(OSError):
-                if found := _PORT.search(Path(f"/proc/{pid}/cmdline").read_bytes()):
-                    return int(found[1])
+                if match := _PORT.search(Path(f"/proc/{pid}/cmdline").read_bytes()):
+                    return int(match[1])
         return None
 
 
 @contextlib.asynccontextmanager
 async def intruding(mover: Mover) -> AsyncIterator[Intruders]:
-    """Have writers at both homes during the body."""
-    found = await secret(mover.cluster.client, kubeconfig_secret_name(mover.name), management_namespace(mover.name))
+    """Run writers at both homes while the body runs."""
+    kubeconfigs = await secret(
+        mover.cluster.client, kubeconfig_secret_name(mover.name), management_namespace(mover.name)
+    )
     async with Client(mover.config, field_manager="kplane") as client:
         for slot in (0, 1):
             await client.apply(CONFIG_MAPS, _body(slot, 0), force=True)
-    made = Intruders(mover, ClusterConfig.from_kubeconfig(found[KUBECONFIG_KEY]))
-    made.start()
+    intruders = Intruders(mover, ClusterConfig.from_kubeconfig(kubeconfigs[KUBECONFIG_KEY]))
+    intruders.start()
     try:
-        await mover.eventually(lambda: made.took(mover.status["home"]["slot"]))
-        yield made
+        await mover.eventually(lambda: intruders.took(mover.status["home"]["slot"]))
+        yield intruders
     finally:
-        made.stop()
+        intruders.stop()
 
 
 def _body(slot: int, number: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the tests of the examples that are folders share."""
+"""Fixtures for tests of the examples."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.fixture
 async def client(api_server: Any) -> AsyncIterator[Client]:
-    """The administrator of the real API server."""
+    """Client of the administrator of the real API server."""
     async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         yield client
 
 
 @pytest.fixture
 def running(tmp_path: Path) -> Callable[..., contextlib.AbstractAsyncContextManager[Path]]:
-    """`async with running("hub/rollouts.py", *arguments, KUBECONFIG=path) as log`: runs an example until SIGTERM.
+    """`async with running("hub/rollouts.py", *arguments, KUBECONFIG=path) as log`: run an example until SIGTERM.
 
-    The example has to end with status 0. Keywords are environment variables. The log is a file.
+    The example must exit with status 0. Keywords are environment variables. `log` is the path of the log file.
     """
     numbers = itertools.count(1)
 
@@ -57,7 +57,7 @@ def running(tmp_path: Path) -> Callable[..., contextlib.AbstractAsyncContextMana
 
 @pytest.fixture
 def install_crd(client: Client, kubectl: Any, api_server: Any) -> Callable[..., Any]:
-    """`await install_crd("hub/crd.yaml")`: have the real API server serve the kind of an example."""
+    """`await install_crd("hub/crd.yaml")`: install the CRD of an example on the real API server."""
 
     async def install(path: str) -> None:
         manifest = str(EXAMPLES / path)

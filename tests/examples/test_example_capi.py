@@ -1,4 +1,4 @@
-"""The example of Cluster API: its program over a real API server that has the nodes of two Clusters."""
+"""Example of Cluster API: its program with a real API server that has the nodes of two Clusters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def workload(clean_api_server):
 
 @pytest.fixture
 async def namespace(client, workload):
-    """Has what Cluster API would write: two Clusters, one of which has no control plane yet."""
+    """Namespace with the objects that Cluster API writes for two Clusters without control planes."""
     await install(client, CLUSTERS, "v1beta1")
     namespace = f"capi-{uuid.uuid4().hex[:8]}"
     await client.create(NAMESPACES, {"metadata": {"name": namespace}})
@@ -56,12 +56,12 @@ async def set_ready(workload, name, *, ready):
     await workload.patch(NODES, name, {"status": status}, subresource="status")
 
 
-async def test_each_cluster_says_how_many_of_its_nodes_are_ready(
+async def test_clusters_are_annotated_with_their_ready_nodes(
     client, workload, namespace, api_server, running, eventually
 ):
     async def notes():
-        found = (await client.list(CLUSTERS, namespace=namespace)).items
-        annotations = {each["metadata"]["name"]: each["metadata"].get("annotations", {}) for each in found}
+        clusters = (await client.list(CLUSTERS, namespace=namespace)).items
+        annotations = {cluster["metadata"]["name"]: cluster["metadata"].get("annotations", {}) for cluster in clusters}
         return tuple(annotations[name].get("example.com/nodes-ready") for name in NAMES)
 
     await initialized(client, namespace, "blue")

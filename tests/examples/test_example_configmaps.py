@@ -1,4 +1,4 @@
-"""The example of a multicluster reconciler, by its commands, over each of its sources."""
+"""Commands of the example of a multicluster reconciler, for each source of clusters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def namespace(client):
 
 @contextlib.asynccontextmanager
 async def running(log, *arguments, **environment):
-    """Run the example; it has to end well when it is asked to."""
+    """Run the example until SIGTERM. It must exit with status 0."""
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "examples/configmaps.py", *arguments),
@@ -50,7 +50,7 @@ def files(api_server, directory):
 
 
 def kind(api_server, directory):
-    """A program that answers as kind does: the real one is in the suite that runs on kind."""
+    """Install a fake `kind`. The end-to-end suite uses the real program."""
     program = directory / "kind"
     program.write_text(
         f"""#!/bin/sh
@@ -65,12 +65,12 @@ esac
 
 
 def registrations(api_server, directory):
-    """Of a service that no other test registers for."""
+    """Use a service that no other test registers for."""
     return ("registrations", str(api_server.admin_kubeconfig), "scheduler"), {}, None
 
 
 async def register(client, namespace, *, api_server, service):
-    """What the operator makes of a registration that is ready."""
+    """Create a registration with the status that the operator writes when it is ready."""
     kubeconfig = base64.b64encode(api_server.admin_kubeconfig.read_bytes()).decode()
     await client.create(
         SECRETS, {"metadata": {"name": "admin"}, "data": {"kubeconfig": kubeconfig}}, namespace=namespace
@@ -90,17 +90,22 @@ async def register(client, namespace, *, api_server, service):
 
 
 @pytest.mark.parametrize("source", [files, kind, registrations])
-async def test_config_maps_of_a_fleet_are_stamped(source, api_server, client, namespace, tmp_path, eventually):
+async def test_labelled_config_maps_get_the_name_of_their_cluster(
+    source, api_server, client, namespace, tmp_path, eventually
+):
     arguments, environment, name = source(api_server, tmp_path)
     if name is None:
         name = await register(client, namespace, api_server=api_server, service="scheduler")
-    asked = {"metadata": {"name": "asked", "labels": {"demo": "stamp"}}}
-    await client.create(CONFIG_MAPS, asked, namespace=namespace)
+    labelled = {"metadata": {"name": "asked", "labels": {"demo": "stamp"}}}
+    await client.create(CONFIG_MAPS, labelled, namespace=namespace)
     await client.create(CONFIG_MAPS, {"metadata": {"name": "other"}}, namespace=namespace)
 
     async def stamps():
-        found = await client.list(CONFIG_MAPS, namespace=namespace)
-        annotations = {each["metadata"]["name"]: each["metadata"].get("annotations", {}) for each in found.items}
+        config_maps = await client.list(CONFIG_MAPS, namespace=namespace)
+        annotations = {
+            config_map["metadata"]["name"]: config_map["metadata"].get("annotations", {})
+            for config_map in config_maps.items
+        }
         return {
             key: value.get("demo/cluster") for key, value in annotations.items() if key in {"asked", "later", "other"}
         }

@@ -1,4 +1,4 @@
-"""The example of a finalizer: its reconciler with faults in memory, and its program over two real API servers."""
+"""Example of a finalizer: its reconciler with faults in memory, and its program with two real API servers."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def bucket(**metadata):
 async def condition(client, namespace="default"):
     """Return status and reason of a Bucket's condition, or None for a Bucket that is gone."""
     try:
-        found = await client.get(BUCKETS, "photos", namespace=namespace)
+        photos = await client.get(BUCKETS, "photos", namespace=namespace)
     except NotFound:
         return None
-    ready = found.get("status", {}).get("conditions", [{}])[0]
+    ready = photos.get("status", {}).get("conditions", [{}])[0]
     return ready.get("status"), ready.get("reason")
 
 
 def kept(store):
     """Return the content of each file of the store, by its name."""
-    return {each.name: each.read_text() for each in store.iterdir()}
+    return {path.name: path.read_text() for path in store.iterdir()}
 
 
 PROVIDED = ("True", "Provided")
@@ -53,7 +53,7 @@ def store(tmp_path):
 
 @pytest.fixture
 async def fake(store):
-    """A cluster in memory that the reconciler works on."""
+    """Cluster in memory with the reconciler."""
     fleet, cluster = ClustersProvider(), FakeCluster("acme", kinds=[BUCKETS])
     manager = Manager(None, fleet, name="test")
     controller(manager).for_(BUCKETS).owns("v1/Secret").build(Buckets(store).reconcile)
@@ -72,21 +72,23 @@ def lost():
     [("patch", BUCKETS, []), ("patch", "v1/Secret", []), ("update", BUCKETS, [FINALIZER])],
     ids=["finalizer", "secret", "status"],
 )
-async def test_a_write_that_fails_makes_no_second_file(fake, store, eventually, verb, kind, finalizers, takes_effect):
+async def test_failed_write_is_retried_without_second_file(
+    fake, store, eventually, verb, kind, finalizers, takes_effect
+):
     fake.fail(lost(), verb=verb, kind=kind, takes_effect=takes_effect)
-    made = await fake.client.create(BUCKETS, bucket(finalizers=finalizers))
+    created = await fake.client.create(BUCKETS, bucket(finalizers=finalizers))
     await eventually(lambda: condition(fake.client), lambda found: found == PROVIDED)
-    assert kept(store) == {made["metadata"]["uid"]: "100 MiB\n"}
-    found = await fake.client.get(BUCKETS, "photos", namespace="default")
-    assert found["metadata"]["finalizers"] == [FINALIZER]
+    assert kept(store) == {created["metadata"]["uid"]: "100 MiB\n"}
+    updated = await fake.client.get(BUCKETS, "photos", namespace="default")
+    assert updated["metadata"]["finalizers"] == [FINALIZER]
     secret = await fake.client.get(SECRETS, "photos-bucket", namespace="default")
-    assert base64.b64decode(secret["data"]["address"]).decode() == (store / made["metadata"]["uid"]).as_uri()
-    # By this, Kubernetes deletes it with the Bucket.
-    assert [each["uid"] for each in secret["metadata"]["ownerReferences"]] == [made["metadata"]["uid"]]
+    assert base64.b64decode(secret["data"]["address"]).decode() == (store / created["metadata"]["uid"]).as_uri()
+    # Because of the owner reference, Kubernetes deletes the Secret with the Bucket.
+    assert [owner["uid"] for owner in secret["metadata"]["ownerReferences"]] == [created["metadata"]["uid"]]
 
 
 @pytest.mark.parametrize("takes_effect", [True, False])
-async def test_a_deletion_that_is_cut_off_is_completed(fake, store, eventually, takes_effect):
+async def test_interrupted_deletion_is_completed(fake, store, eventually, takes_effect):
     await fake.client.create(BUCKETS, bucket())
     await eventually(lambda: condition(fake.client), lambda found: found == PROVIDED)
     fake.fail(lost(), verb="patch", kind=BUCKETS, takes_effect=takes_effect)
@@ -95,7 +97,7 @@ async def test_a_deletion_that_is_cut_off_is_completed(fake, store, eventually, 
     assert kept(store) == {}
 
 
-async def test_finalizers_of_others_stay(fake, store, eventually):
+async def test_finalizers_of_other_controllers_are_kept(fake, store, eventually):
     await fake.client.create(BUCKETS, bucket(finalizers=["example.com/theirs"]))
     await eventually(lambda: condition(fake.client), lambda found: found == PROVIDED)
     await fake.client.delete(BUCKETS, "photos", namespace="default")
@@ -107,7 +109,7 @@ async def test_finalizers_of_others_stay(fake, store, eventually):
     assert kept(store) == {}
 
 
-async def test_a_store_that_is_away_is_reported_and_holds_the_deletion(fake, store, eventually):
+async def test_missing_store_is_reported_and_blocks_deletion(fake, store, eventually):
     store.rmdir()
     await fake.client.create(BUCKETS, bucket())
     await eventually(lambda: condition(fake.client), lambda found: found == ("False", "FileNotFoundError"))
@@ -121,18 +123,18 @@ async def test_a_store_that_is_away_is_reported_and_holds_the_deletion(fake, sto
     assert kept(store) == {}
 
 
-async def test_a_secret_of_others_is_reported_and_left_alone(fake, eventually):
-    theirs = {"metadata": {"name": "photos-bucket", "namespace": "default"}, "data": {"theirs": "eWVz"}}
-    await fake.client.create(SECRETS, theirs)
+async def test_secret_without_owner_is_reported_and_left_unchanged(fake, eventually):
+    existing = {"metadata": {"name": "photos-bucket", "namespace": "default"}, "data": {"theirs": "eWVz"}}
+    await fake.client.create(SECRETS, existing)
     await fake.client.create(BUCKETS, bucket())
     await eventually(lambda: condition(fake.client), lambda found: found == ("False", "ObjectTaken"))
     secret = await fake.client.get(SECRETS, "photos-bucket", namespace="default")
-    assert secret["data"] == theirs["data"]
+    assert secret["data"] == existing["data"]
 
 
 @pytest.fixture
 async def fleet(client, api_server, clean_api_server, kubectl, install_crd, tmp_path):
-    """Two clusters with a Bucket each, of the same name."""
+    """Two clusters. Each has a Bucket of the same name."""
     await install_crd("finalizer/crd.yaml")
     crd = EXAMPLES / "finalizer" / "crd.yaml"
     clean_api_server.kubectl("apply", "--filename", str(crd))
@@ -142,15 +144,15 @@ async def fleet(client, api_server, clean_api_server, kubectl, install_crd, tmp_
         (tmp_path / "clusters" / f"{name}.kubeconfig").write_bytes(Path(path).read_bytes())
     namespace = f"buckets-{uuid.uuid4().hex[:8]}"
     async with Client(ClusterConfig.load(clean_api_server.kubeconfig), field_manager="kplane") as away:
-        for each in (client, away):
-            await each.create(NAMESPACES, {"metadata": {"name": namespace}})
-            await each.create(BUCKETS, bucket(namespace=namespace))
+        for cluster in (client, away):
+            await cluster.create(NAMESPACES, {"metadata": {"name": namespace}})
+            await cluster.create(BUCKETS, bucket(namespace=namespace))
         yield namespace, client, away
     await client.delete(NAMESPACES, namespace)
 
 
 @pytest.mark.integration
-async def test_each_bucket_has_a_file_until_it_is_deleted(fleet, store, running, eventually):
+async def test_buckets_of_two_clusters_have_files_until_deletion(fleet, store, running, eventually):
     namespace, home, away = fleet
     arguments = (PROGRAM, "clusters", store)
 
@@ -159,15 +161,15 @@ async def test_each_bucket_has_a_file_until_it_is_deleted(fleet, store, running,
 
     async with running(*arguments):
         await eventually(conditions, lambda found: found == (PROVIDED, PROVIDED))
-        made = [await each.get(BUCKETS, "photos", namespace=namespace) for each in (home, away)]
-        assert kept(store) == {each["metadata"]["uid"]: "100 MiB\n" for each in made}
+        buckets = [await item.get(BUCKETS, "photos", namespace=namespace) for item in (home, away)]
+        assert kept(store) == {item["metadata"]["uid"]: "100 MiB\n" for item in buckets}
         await home.patch(BUCKETS, "photos", {"spec": {"quotaMiB": 200}}, namespace=namespace)
-        await eventually(lambda: kept(store)[made[0]["metadata"]["uid"]], lambda found: found == "200 MiB\n")
+        await eventually(lambda: kept(store)[buckets[0]["metadata"]["uid"]], lambda found: found == "200 MiB\n")
         await home.delete(SECRETS, "photos-bucket", namespace=namespace)
         await eventually(lambda: home.get(SECRETS, "photos-bucket", namespace=namespace))
         await away.delete(BUCKETS, "photos", namespace=namespace)
         await eventually(conditions, lambda found: found == (PROVIDED, None))
-        assert kept(store) == {made[0]["metadata"]["uid"]: "200 MiB\n"}
+        assert kept(store) == {buckets[0]["metadata"]["uid"]: "200 MiB\n"}
 
     # While no process runs, the finalizer holds the Bucket.
     await home.delete(BUCKETS, "photos", namespace=namespace)

@@ -1,4 +1,4 @@
-"""The example of a hub: its program over two real API servers, one of which is the hub too."""
+"""Example of a hub: its program with two real API servers. The first is also the hub."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HELLO = {"greeting": "hello"}
 
 
 class Hub:
-    """The hub's API server, and one more. Everything is in one namespace of this test."""
+    """API servers of the hub and of a second cluster. All objects are in a namespace of this test."""
 
     def __init__(self, client, away, namespace, start):
         self.home, self.away, self.namespace, self._start = client, away, namespace, start
@@ -57,19 +57,19 @@ class Hub:
     async def copies(self):
         """Return the data in both clusters; None for a cluster without the ConfigMap."""
         clusters = (self.home, self.away)
-        found = [await or_none(each.get(CONFIG_MAPS, "settings", namespace=self.namespace)) for each in clusters]
-        return tuple(each and each["data"] for each in found)
+        config_maps = [await or_none(item.get(CONFIG_MAPS, "settings", namespace=self.namespace)) for item in clusters]
+        return tuple(item and item["data"] for item in config_maps)
 
     async def holders(self):
         """Return the processes that hold a shard of the members."""
         leases = (await self.home.list(LEASES, namespace=self.namespace)).items
-        fences = [each for each in leases if each["metadata"]["name"].startswith("mcr-shard-")]
-        return {each["spec"].get("holderIdentity") for each in fences}
+        fences = [lease for lease in leases if lease["metadata"]["name"].startswith("mcr-shard-")]
+        return {lease["spec"].get("holderIdentity") for lease in fences}
 
 
 @pytest.fixture
 async def hub(client, clean_api_server, install_crd, api_server, running):
-    """The hub without members."""
+    """Hub without members."""
     await install_crd("hub/crd.yaml")
     namespace = f"hub-{uuid.uuid4().hex[:8]}"
     await client.create(NAMESPACES, {"metadata": {"name": namespace}})
@@ -79,26 +79,26 @@ async def hub(client, clean_api_server, install_crd, api_server, running):
 
     async with Client(ClusterConfig.load(clean_api_server.kubeconfig), field_manager="kplane") as away:
         yield Hub(client, away, namespace, start)
-    # Other tests run the program too, and it works on all Rollouts.
+    # The program reconciles all Rollouts, and other tests run it too.
     await or_none(client.delete(ROLLOUTS, "settings", namespace=namespace))
     await client.delete(NAMESPACES, namespace)
 
 
 @pytest.fixture
 async def both(hub):
-    """The hub with both members, and the namespace in both."""
+    """Hub with both members. Each has the namespace."""
     await hub.away.create(NAMESPACES, {"metadata": {"name": hub.namespace}})
     await hub.join("home", hub.home)
     await hub.join("away", hub.away)
     return hub
 
 
-async def test_members_get_the_data_and_the_status_reports_each(hub, eventually):
+async def test_rollout_copies_data_and_reports_generation_of_members(hub, eventually):
     await hub.join("home", hub.home)
     await hub.join("away", hub.away)
     await hub.create()
     async with hub.running():
-        # One member has no such namespace. The other member gets its copy meanwhile.
+        # The namespace is missing in cluster away. Cluster home gets its copy.
         await eventually(hub.members, lambda found: found == {"home": 1})
         await hub.away.create(NAMESPACES, {"metadata": {"name": hub.namespace}})
         await eventually(hub.members, lambda found: found == {"home": 1, "away": 1})
@@ -117,7 +117,7 @@ async def test_changed_or_deleted_copy_is_restored(both, eventually):
         await eventually(both.copies, lambda found: found == (HELLO, HELLO))
 
 
-async def test_copies_go_with_the_rollout_also_if_no_process_saw_its_deletion(both, eventually):
+async def test_copies_are_deleted_with_the_rollout_also_after_restart(both, eventually):
     await both.create()
     async with both.running():
         await eventually(both.copies, lambda found: found == (HELLO, HELLO))
@@ -130,9 +130,9 @@ async def test_copies_go_with_the_rollout_also_if_no_process_saw_its_deletion(bo
         await eventually(both.copies, lambda found: found == (None, None))
 
 
-async def test_configmap_of_others_is_left_alone(both, eventually):
-    theirs = {"metadata": {"name": "settings", "namespace": both.namespace}, "data": {"theirs": "yes"}}
-    await both.away.create(CONFIG_MAPS, theirs)
+async def test_foreign_configmap_is_reported_and_kept(both, eventually):
+    existing = {"metadata": {"name": "settings", "namespace": both.namespace}, "data": {"theirs": "yes"}}
+    await both.away.create(CONFIG_MAPS, existing)
     await both.create()
     async with both.running() as log:
         await eventually(both.members, lambda found: found == {"home": 1})

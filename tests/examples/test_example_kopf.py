@@ -1,4 +1,4 @@
-"""The kopf operator of the examples, over a fleet of clusters."""
+"""Kopf operator of the examples, on a fleet of clusters."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "kopf"
 NAMESPACE = "kopf-example"
 
 
-def test_the_document_shows_the_program():
+def test_page_from_kopf_contains_the_program():
     page = EXAMPLE.parents[1] / "docs" / "multicluster" / "from-kopf.md"
     assert (EXAMPLE / "fleet.py").read_text() in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
 
 
 @pytest.fixture
 async def counts(api_server):
-    """`await counts()`: what the operator has written, after a ConfigMap of two keys was made."""
+    """`await counts()`: the annotations that the operator wrote. A labelled ConfigMap has two keys."""
     async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         await client.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
-        asked = {"metadata": {"name": "asked", "labels": {"demo": "count"}}, "data": {"a": "1", "b": "2"}}
-        await client.create(CONFIG_MAPS, asked, namespace=NAMESPACE)
+        labelled = {"metadata": {"name": "asked", "labels": {"demo": "count"}}, "data": {"a": "1", "b": "2"}}
+        await client.create(CONFIG_MAPS, labelled, namespace=NAMESPACE)
         await client.create(CONFIG_MAPS, {"metadata": {"name": "other"}}, namespace=NAMESPACE)
 
         async def read():
-            found = (await client.list(CONFIG_MAPS, namespace=NAMESPACE)).items
-            annotations = {each["metadata"]["name"]: each["metadata"].get("annotations", {}) for each in found}
+            config_maps = (await client.list(CONFIG_MAPS, namespace=NAMESPACE)).items
+            annotations = {
+                config_map["metadata"]["name"]: config_map["metadata"].get("annotations", {})
+                for config_map in config_maps
+            }
             return {name: annotations[name].get("demo/keys") for name in ("asked", "other")}
 
         yield read
@@ -42,16 +45,16 @@ async def counts(api_server):
 
 
 def counted_in(log):
-    """In which clusters the handler was called, by the log."""
+    """Return the clusters of which the log records a call of the handler."""
     lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
     return {line["cluster"] for line in lines if line["message"] == "it has 2 keys"}
 
 
 @pytest.mark.integration
-async def test_it_works_on_each_cluster_of_a_directory(api_server, counts, tmp_path, eventually):
+async def test_operator_reconciles_each_cluster_of_a_directory(api_server, counts, tmp_path, eventually):
     clusters, log = tmp_path / "clusters", tmp_path / "log"
     clusters.mkdir()
-    # To the operators it makes no difference that both kubeconfigs lead to one API server.
+    # Both kubeconfigs lead to the same API server. The operator treats them as two clusters.
     for name in ("one", "two"):
         (clusters / f"{name}.kubeconfig").write_bytes(api_server.admin_kubeconfig.read_bytes())
     with log.open("wb") as errors:

@@ -1,4 +1,4 @@
-"""The example of leader election: two processes, the leader of which is killed."""
+"""Example of leader election: two processes, and the leader is killed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 async def leader(client):
-    """`await leader()`: the process that leads, by the ConfigMap."""
+    """`await leader()`: the leader that the ConfigMap names."""
 
     async def read():
-        found = await or_none(client.get(CONFIG_MAPS, "leader", namespace="default"))
-        return found and found["data"]["leader"]
+        config_map = await or_none(client.get(CONFIG_MAPS, "leader", namespace="default"))
+        return config_map and config_map["data"]["leader"]
 
     yield read
     await or_none(client.delete(CONFIG_MAPS, "leader", namespace="default"))

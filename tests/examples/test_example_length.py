@@ -1,4 +1,4 @@
-"""The programs of the examples are short."""
+"""Length of the example programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAYOUT = {
 def count(text: str) -> int:
     """Return the number of lines of code: without blank lines, comments and docstrings."""
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    lines = {line for each in tokens if each.type not in LAYOUT for line in range(each.start[0], each.end[0] + 1)}
+    lines = {line for token in tokens if token.type not in LAYOUT for line in range(token.start[0], token.end[0] + 1)}
     for node in ast.walk(parse(text)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
@@ -41,6 +41,6 @@ def test_program_has_at_most_40_lines_of_code(program: Path):
     assert count(program.read_text()) <= LONGEST
 
 
-def test_programs_of_the_five_purposes_exist():
+def test_five_named_example_programs_exist():
     names = {str(path.relative_to(EXAMPLES)) for path in PROGRAMS}
     assert {"uniform.py", "finalizer/buckets.py", "hub/rollouts.py", "leader.py", "webhooks.py"} <= names

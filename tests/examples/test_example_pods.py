@@ -1,4 +1,4 @@
-"""The example of pods: its program against a server that answers as kubelets do. e2e runs it against a real kubelet."""
+"""Example of pods: its program with a fake kubelet. The end-to-end suite uses a real kubelet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .conftest import EXAMPLES
 
 @pytest.fixture
 async def kubelet(tmp_path):
-    """A pod that serves a page, and logs each request."""
+    """Fake kubelet with a pod that serves a page and logs each request."""
     logged: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def run(command):
@@ -45,7 +45,7 @@ async def kubelet(tmp_path):
 
 
 @pytest.mark.parametrize("options", [("--port=8080",), ("--port=80", "--service=web")], ids=["pod", "service"])
-async def test_program_runs_a_command_asks_a_port_and_follows_the_log(kubelet, tmp_path, options):
+async def test_program_runs_command_reads_port_and_follows_log(kubelet, tmp_path, options):
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(json.dumps(kubelet.config.to_kubeconfig()))
     process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""Three replicas of the example, with the rights of its manifest; one is killed."""
+"""Example of sharding: three replicas with the rights of its manifest, and a replica is killed."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ CLUSTERS = [f"sharded-{number}" for number in range(9)]
 
 @pytest.fixture
 async def kubeconfig(client, tmp_path):
-    """The kubeconfig of the ServiceAccount of the manifest."""
-    for each in yaml.safe_load_all((EXAMPLE / "deployment.yaml").read_text()):
-        if each["kind"] != "Deployment":
-            await client.apply(f"{each['apiVersion']}/{each['kind']}", each, force=True)
+    """Kubeconfig of the ServiceAccount of the manifest."""
+    for manifest in yaml.safe_load_all((EXAMPLE / "deployment.yaml").read_text()):
+        if manifest["kind"] != "Deployment":
+            await client.apply(f"{manifest['apiVersion']}/{manifest['kind']}", manifest, force=True)
     path = "/api/v1/namespaces/sharded/serviceaccounts/sharded/token"
-    asked = await client.request("POST", path, body={"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"})
+    token_request = await client.request(
+        "POST", path, body={"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"}
+    )
     config = dataclasses.replace(
-        client.config, token=asked["status"]["token"], client_certificate=None, client_key=None
+        client.config, token=token_request["status"]["token"], client_certificate=None, client_key=None
     )
     path = tmp_path / "kubeconfig"
     path.write_text(yaml.safe_dump(config.to_kubeconfig()))
@@ -52,14 +54,14 @@ async def replicas(kubeconfig, hold_port, *names):
     try:
         yield processes
     finally:
-        running = {name: each for name, each in processes.items() if each.returncode is None}
-        for each in running.values():
-            each.send_signal(signal.SIGTERM)
-        for name, each in running.items():
-            assert await asyncio.wait_for(each.wait(), 60) == 0, (kubeconfig.parent / f"{name}.log").read_text()
+        running = {name: process for name, process in processes.items() if process.returncode is None}
+        for process in running.values():
+            process.send_signal(signal.SIGTERM)
+        for name, process in running.items():
+            assert await asyncio.wait_for(process.wait(), 60) == 0, (kubeconfig.parent / f"{name}.log").read_text()
 
 
-async def test_each_cluster_has_a_replica_also_after_one_was_killed(client, kubeconfig, hold_port, eventually):
+async def test_remaining_replicas_take_over_clusters_of_killed_replica(client, kubeconfig, hold_port, eventually):
     async def write(text):
         for name in CLUSTERS:
             await client.apply(
@@ -67,10 +69,10 @@ async def test_each_cluster_has_a_replica_also_after_one_was_killed(client, kube
             )
 
     async def seen(text):
-        """By which replicas, by cluster."""
-        found = (await client.list(CONFIG_MAPS, field_selector="metadata.name=greeting")).items
-        stamps = {each["metadata"]["namespace"]: each["metadata"].get("annotations", {}) for each in found}
-        return {name: each["demo/replica"] for name, each in stamps.items() if each.get("demo/seen") == text}
+        """Return the replica that stamped this text, by cluster."""
+        config_maps = (await client.list(CONFIG_MAPS, field_selector="metadata.name=greeting")).items
+        stamps = {item["metadata"]["namespace"]: item["metadata"].get("annotations", {}) for item in config_maps}
+        return {name: item["demo/replica"] for name, item in stamps.items() if item.get("demo/seen") == text}
 
     for name in CLUSTERS:
         await client.create(NAMESPACES, {"metadata": {"name": name, "labels": {"demo": "fleet"}}})

@@ -1,4 +1,4 @@
-"""The example of a uniform ConfigMap: its program over two real API servers."""
+"""Example of a uniform ConfigMap: its program with two real API servers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ async def fleet(client, api_server, clean_api_server, tmp_path):
     await or_none(client.delete(CONFIG_MAPS, "settings", namespace="default"))
 
 
-async def test_config_map_is_the_same_in_each_cluster(fleet, clean_api_server, tmp_path, running, eventually):
+async def test_config_map_is_created_and_restored_in_each_cluster(
+    fleet, clean_api_server, tmp_path, running, eventually
+):
     home, away = fleet
 
     async def settings():
-        found = [await or_none(each.get(CONFIG_MAPS, "settings", namespace="default")) for each in (home, away)]
-        return [each and each["data"] for each in found]
+        config_maps = [await or_none(item.get(CONFIG_MAPS, "settings", namespace="default")) for item in (home, away)]
+        return [item and item["data"] for item in config_maps]
 
     async with running("uniform.py", "clusters"):
         await eventually(settings, lambda found: found == [DATA, None])

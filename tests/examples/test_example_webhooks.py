@@ -1,4 +1,4 @@
-"""The example of webhooks: its program with its manifest, asked by a real API server."""
+"""Example of webhooks: a real API server calls its program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 async def namespace(client):
-    """A namespace with the label that the manifest selects."""
+    """Namespace with the label that the manifest selects."""
     name = f"shop-{uuid.uuid4().hex[:8]}"
     await client.create(NAMESPACES, {"metadata": {"name": name, "labels": {"shop": "yes"}}})
     yield name
@@ -26,18 +26,18 @@ async def namespace(client):
 
 @pytest.fixture
 async def port(client, hold_port):
-    """Applies the manifest for a port of this test, on which the program has to listen."""
+    """Apply the manifest with a port of this test. Return the port, on which the program must listen."""
     port = hold_port()
     text = (EXAMPLES / "webhooks.yaml").read_text().replace("127.0.0.1:9443", f"127.0.0.1:{port}")
     configurations = list(yaml.safe_load_all(text))
-    for each in configurations:
-        await client.apply(f"{each['apiVersion']}/{each['kind']}", each, force=True)
+    for configuration in configurations:
+        await client.apply(f"{configuration['apiVersion']}/{configuration['kind']}", configuration, force=True)
     yield port
-    for each in configurations:
-        await client.delete(f"{each['apiVersion']}/{each['kind']}", each["metadata"]["name"])
+    for configuration in configurations:
+        await client.delete(f"{configuration['apiVersion']}/{configuration['kind']}", configuration["metadata"]["name"])
 
 
-async def test_config_map_needs_a_price_and_gets_an_owner(client, namespace, port, api_server, running, eventually):
+async def test_webhooks_require_a_price_and_set_an_owner(client, namespace, port, api_server, running, eventually):
     async def refusal():
         try:
             await client.create(CONFIG_MAPS, {"metadata": {"generateName": "x-"}}, namespace=namespace)

@@ -1,4 +1,4 @@
-"""The programs of the quick start and of the README of provider, as a user copies them."""
+"""Programs of the quick start and of provider's README, as a user copies them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def copied(tmp_path):
 
 
 @pytest.mark.parametrize("page", [QUICK_START, "provider/README.md"])
-def test_its_types_are_right_in_strict_mode(copied, page):
+def test_program_passes_mypy_in_strict_mode(copied, page):
     program = copied(page)
     checked = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--config-file", "", "--cache-dir", program.parent / "c", program],
@@ -37,7 +37,7 @@ def test_its_types_are_right_in_strict_mode(copied, page):
 
 
 @pytest.mark.integration
-def test_it_reads_each_configmap_and_ends_by_ctrl_c(copied, api_server):
+def test_quick_start_reads_configmaps_and_exits_on_sigint(copied, api_server):
     program = copied(QUICK_START)
     clusters = program.parent / "clusters"
     clusters.mkdir()
@@ -47,7 +47,7 @@ def test_it_reads_each_configmap_and_ends_by_ctrl_c(copied, api_server):
         cwd=program.parent,
         stderr=subprocess.PIPE,
         text=True,
-        # A test run in the background of a shell ignores SIGINT, and its children would too.
+        # In the background of a shell, the test process ignores SIGINT. Its child would inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as running:
         assert running.stderr is not None

@@ -1,4 +1,4 @@
-"""The tests in the chapters about tests of reconcilers and typed objects, as a user copies them."""
+"""Programs and tests of the pages about testing and typed objects, as a user copies them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "multicluster"
 
 
 @pytest.mark.parametrize(("page", "passed"), [("test.md", 4), ("typed.md", 3)])
-def test_they_pass(tmp_path, page, passed):
+def test_tests_of_the_page_pass(tmp_path, page, passed):
     blocks = re.findall(r"```python\n# (\S+)\n(.*?)```", (PAGES / page).read_text(), re.DOTALL)
     for name, text in blocks:
         (tmp_path / name).write_text(text)
@@ -42,7 +42,7 @@ def test_program_of_typed_objects_prints_its_manifest(program):
     assert yaml.safe_load(ran.stdout)["metadata"]["name"] == "widgets.example.com"
 
 
-def test_types_of_typed_objects_are_right_in_strict_mode(program):
+def test_program_of_typed_objects_passes_mypy_in_strict_mode(program):
     checked = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--config-file", "", "--cache-dir", program.parent / "c", program],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What the GitHub workflows call is there, and they may do no more than they need."""
+"""GitHub workflows: existing targets and modules, pinned actions, and minimal permissions."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def steps(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def scripts(path: Path) -> list[str]:
-    """What the steps of a workflow run, lines that go on in the next joined."""
+    """Return the scripts of the steps of a workflow, with continued lines joined."""
     return [step["run"].replace("\\\n", " ") for step in steps(path) if "run" in step]
 
 
-def test_there_are_workflows_for_changes_for_each_night_and_for_releases() -> None:
+def test_workflows_are_ci_nightly_and_release() -> None:
     assert [path.name for path in WORKFLOWS] == ["ci.yaml", "nightly.yaml", "release.yaml"]
 
 
 @each_workflow
-def test_make_targets_exist(path: Path) -> None:
+def test_make_targets_of_workflow_exist(path: Path) -> None:
     targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     texts = [
         (ROOT / script).read_text().replace("exec ", "") if script == ".ci/run" else script for script in scripts(path)
@@ -54,23 +54,23 @@ def test_make_targets_exist(path: Path) -> None:
 
 
 @each_workflow
-def test_modules_that_are_run_exist(path: Path) -> None:
+def test_modules_that_workflow_runs_exist(path: Path) -> None:
     for script in scripts(path):
         for module in re.findall(r"\bpython (?:-P )?-m ([\w.]+)", script):
             assert importlib.util.find_spec(module), module
 
 
 @each_workflow
-def test_scripts_are_valid_and_take_no_expressions(path: Path) -> None:
+def test_scripts_of_workflow_are_valid_without_expressions(path: Path) -> None:
     for script in scripts(path):
-        # What GitHub puts in there would be run as a part of the script; values come by the environment.
+        # GitHub would insert the value into the script, and bash would run it. Environment variables are safe.
         assert "${{" not in script
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
 @each_workflow
-def test_actions_are_pinned(path: Path) -> None:
-    """By commit, because a tag can be moved; the comment names the release for the reader."""
+def test_actions_of_workflow_are_pinned_by_commit(path: Path) -> None:
+    """A tag can be moved. The comment names the release for the reader."""
     lines = [line.strip().removeprefix("- ") for line in path.read_text().splitlines()]
     used = [line for line in lines if line.startswith("uses:") and not line.startswith("uses: ./")]
     assert len(used) == sum("uses" in step for step in steps(path)) > 0
@@ -80,16 +80,16 @@ def test_actions_are_pinned(path: Path) -> None:
         )
 
 
-def test_an_action_is_pinned_to_one_commit_everywhere() -> None:
+def test_workflows_pin_each_action_to_the_same_commit() -> None:
     pins: dict[str, set[str]] = {}
     for path in WORKFLOWS:
         for action, pin in re.findall(r"uses: ([a-z]+/[a-z-]+)@(.+)", path.read_text()):
             pins.setdefault(action, set()).add(pin)
-    assert {action: found for action, found in pins.items() if len(found) > 1} == {}
+    assert {action: commits for action, commits in pins.items() if len(commits) > 1} == {}
 
 
 @each_workflow
-def test_workflow_may_only_read_unless_a_job_says_more(path: Path) -> None:
+def test_workflow_is_read_only_except_release_jobs(path: Path) -> None:
     workflow = load(path)
     assert workflow["permissions"] == {"contents": "read"}
     writing = {name for name, job in workflow["jobs"].items() if "write" in job.get("permissions", {}).values()}
@@ -97,12 +97,12 @@ def test_workflow_may_only_read_unless_a_job_says_more(path: Path) -> None:
 
 
 @each_workflow
-def test_jobs_end(path: Path) -> None:
+def test_jobs_have_a_timeout(path: Path) -> None:
     for name, job in load(path)["jobs"].items():
         assert "uses" in job or job["timeout-minutes"] <= (120 if name == "test-all" else 60), name
 
 
-def test_a_change_is_checked_on_each_tested_python() -> None:
+def test_ci_and_nightly_run_each_tested_python() -> None:
     job = load(ROOT / ".github" / "workflows" / "ci.yaml")["jobs"]["check"]
     tested = re.search(r"^TESTED := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert tested is not None
@@ -115,8 +115,8 @@ def test_a_change_is_checked_on_each_tested_python() -> None:
     assert versions.split() == tested[1].split()
 
 
-def test_a_release_waits_for_the_whole_run() -> None:
-    """A job that is skipped would let the release pass, so none of them has a condition."""
+def test_release_needs_the_full_nightly_and_ci_runs() -> None:
+    """A skipped job does not block the release, so no job may have a condition."""
     nightly, release = (
         load(ROOT / ".github" / "workflows" / f"{name}.yaml")["jobs"] for name in ("nightly", "release")
     )
@@ -134,31 +134,31 @@ def test_a_release_waits_for_the_whole_run() -> None:
     assert not any("if" in job for job in (*nightly.values(), *release.values()))
 
 
-def test_the_night_tries_new_examples() -> None:
+def test_nightly_profile_of_hypothesis_is_not_derandomized() -> None:
     profile = load(ROOT / ".github" / "workflows" / "nightly.yaml")["env"]["HYPOTHESIS_PROFILE"]
     assert settings.get_profile(profile).derandomize is False
     assert settings.get_profile("kplane").derandomize is True
 
 
-def test_release_builds_what_the_dockerfile_has() -> None:
+def test_release_builds_all_targets_and_programs_of_dockerfile() -> None:
     path = ROOT / ".github" / "workflows" / "release.yaml"
     dockerfile = (ROOT / "Dockerfile").read_text()
     targets = load(path)["jobs"]["images"]["strategy"]["matrix"]["image"]
     assert targets == re.findall(r"^FROM runtime AS (\S+)$", dockerfile, re.MULTILINE)
     programs = set(re.findall(r"build/programs/linux-\$\{TARGETARCH\}/(\S+)", dockerfile))
-    (given,) = re.findall(r"kplane\.binaries .*--into \S+ (.*)", "\n".join(scripts(path)))
-    assert set(given.split()) == programs
+    (arguments,) = re.findall(r"kplane\.binaries .*--into \S+ (.*)", "\n".join(scripts(path)))
+    assert set(arguments.split()) == programs
 
 
-def test_the_night_scans_every_image() -> None:
+def test_nightly_scans_every_image() -> None:
     scan = load(ROOT / ".github" / "workflows" / "nightly.yaml")["jobs"]["scan"]["steps"]
     scanned = [step["with"]["image"] for step in scan if step.get("uses", "").startswith("anchore/scan-action@")]
     targets = re.findall(r"^FROM runtime AS (\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert scanned == [f"kplane-{target}:dev" for target in targets]
 
 
-def test_a_release_signs_images_and_chart() -> None:
-    """A signature names the workflow and its commit; the chart names only images with such a signature."""
+def test_release_signs_and_verifies_images_and_chart() -> None:
+    """A signature names the workflow and its commit. The chart names only images with such a signature."""
     path = ROOT / ".github" / "workflows" / "release.yaml"
     jobs = load(path)["jobs"]
     for name in ("images", "publish"):
@@ -175,7 +175,7 @@ def test_a_release_signs_images_and_chart() -> None:
     assert attested == [{"subject-path": "dist/*"}]
 
 
-def test_base_image_is_pinned_by_its_digest() -> None:
+def test_base_image_is_pinned_by_digest() -> None:
     default = re.search(r"^ARG BASE_IMAGE=(\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert default is not None
     assert re.fullmatch(r"python:3\.\d+-slim-\w+@sha256:[0-9a-f]{64}", default[1])
@@ -183,7 +183,7 @@ def test_base_image_is_pinned_by_its_digest() -> None:
     assert "BASE_IMAGE" not in (ROOT / ".github" / "workflows" / "release.yaml").read_text()
 
 
-def test_tools_are_installed_by_their_hashes() -> None:
+def test_pip_installs_tools_with_hashes() -> None:
     locks = ROOT / "tools" / "locks"
     assert {path.stem for path in locks.glob("*.in")} == {path.stem for path in locks.glob("*.lock")} > set()
     makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
@@ -195,8 +195,8 @@ def test_tools_are_installed_by_their_hashes() -> None:
         ), arguments
 
 
-def test_kind_runs_our_minor_version_of_kubernetes() -> None:
+def test_kind_runs_the_pinned_minor_version_of_kubernetes() -> None:
     image = load(ROOT / ".github" / "workflows" / "nightly.yaml")["jobs"]["e2e-kind"]["env"]["KIND_NODE_IMAGE"]
-    found = re.fullmatch(r"kindest/node:v(\d+\.\d+)\.\d+@sha256:[0-9a-f]{64}", image)
-    assert found, image
-    assert KUBERNETES.version.startswith(f"{found[1]}.")
+    match = re.fullmatch(r"kindest/node:v(\d+\.\d+)\.\d+@sha256:[0-9a-f]{64}", image)
+    assert match, image
+    assert KUBERNETES.version.startswith(f"{match[1]}.")

@@ -1,4 +1,4 @@
-"""Certificates verify where they should, are kept while they are good, and are renewed when they are due."""
+"""Certificates: verification by TLS, reuse while they are valid, and renewal when they are due."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kplane.pki.primitives import (
 
 
 def now() -> dt.datetime:
-    """Not once for all: a run of all tests takes longer than certificates are dated back."""
+    """Return the current time. A run of all tests takes longer than the backdating of certificates."""
     return dt.datetime.now(dt.UTC)
 
 
@@ -74,7 +74,7 @@ def test_server_and_client_trust_each_other(tmp_path: Any, strict: bool) -> None
         _handshake(ours, theirs, host="other.example")
 
 
-def test_a_serving_certificate_authenticates_no_client(tmp_path: Any) -> None:
+def test_serving_certificate_does_not_authenticate_a_client(tmp_path: Any) -> None:
     authority = create_authority("both")
     serving = issue_serving(authority, common_name="system:masters", hosts=["127.0.0.1"])
     server = _context(ssl.PROTOCOL_TLS_SERVER, pair=serving, ca=authority, directory=tmp_path, strict=True)
@@ -83,7 +83,7 @@ def test_a_serving_certificate_authenticates_no_client(tmp_path: Any) -> None:
         _handshake(server, client, host="127.0.0.1")
 
 
-def test_renewal_is_due_after_two_thirds_of_the_life() -> None:
+def test_renewal_is_due_after_two_thirds_of_lifetime() -> None:
     certificate = issue_client(create_authority("x"), user="u", lifetime=dt.timedelta(hours=30)).certificate
     assert not renewal_due(certificate, now=now() + dt.timedelta(hours=19))
     assert renewal_due(certificate, now=now() + dt.timedelta(hours=21))
@@ -106,7 +106,7 @@ AUTHORITIES = TenantAuthorities.create("a")
 ETCD = create_authority("etcd")
 
 
-def test_certificates_stay_until_something_is_due() -> None:
+def test_only_due_or_changed_certificates_are_reissued() -> None:
     first = _certificates(None)
     assert _certificates(first) is first
     assert _certificates(TenantCertificates.from_secret(first.to_secret())) == first
@@ -138,7 +138,7 @@ def test_certificates_stay_until_something_is_due() -> None:
 
 
 @pytest.mark.parametrize("missing", ["client-ca.key", "encryption.key"])
-def test_authorities_survive_their_secret_and_name_what_is_missing(missing: str) -> None:
+def test_authorities_round_trip_and_name_a_missing_entry(missing: str) -> None:
     data = AUTHORITIES.to_secret()
     assert TenantAuthorities.from_secret(data) == AUTHORITIES
     del data[missing]
@@ -158,21 +158,21 @@ def test_authorities_survive_their_secret_and_name_what_is_missing(missing: str)
         ("encryption.key", b"too short"),
     ],
 )
-def test_a_damaged_entry_is_named(entry: str, content: bytes) -> None:
+def test_damaged_entry_is_named_in_the_error(entry: str, content: bytes) -> None:
     with pytest.raises(CredentialsInvalid, match=entry.replace(".", r"\.")):
         TenantAuthorities.from_secret(AUTHORITIES.to_secret() | {entry: content})
 
 
-def test_no_key_shows_in_a_repr() -> None:
+def test_repr_shows_no_private_key() -> None:
     shown = repr(AUTHORITIES) + repr(_certificates(None))
     assert "PRIVATE KEY" not in shown
 
 
-def test_names_of_any_length_make_valid_certificates() -> None:
+def test_authorities_accept_a_name_of_253_characters() -> None:
     assert TenantAuthorities.create("x" * 253).serving.certificate
 
 
-def test_a_damaged_key_is_refused() -> None:
+def test_damaged_key_or_certificate_raises_credentials_invalid() -> None:
     with pytest.raises(CredentialsInvalid):
         public_key(b"not a key")
     with pytest.raises(CredentialsInvalid):
@@ -192,7 +192,7 @@ def test_kubeconfig_carries_server_ca_and_one_credential() -> None:
     assert document["clusters"][0]["cluster"] == {"server": "https://host:1"}
 
 
-def test_certificate_is_due_while_its_life_has_not_begun() -> None:
+def test_renewal_is_due_before_start_of_validity() -> None:
     certificate = issue_client(create_authority("x"), user="u").certificate
     assert not renewal_due(certificate, now=now() - dt.timedelta(minutes=4))
     assert renewal_due(certificate, now=now() - dt.timedelta(minutes=6))

@@ -1,4 +1,4 @@
-"""Kubeconfigs are written and read by a template where that says the same as YAML."""
+"""Kubeconfigs are written and read with a template if the result equals that of YAML."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TOKENS = st.text(min_size=1) | st.from_regex(r"eyJ[A-Za-z0-9_-]{20,60}\.[A-Za-z
 @example(server="https://a", ca=None, token="null")
 @example(server="https://a", ca=None, token="1234567890123456789012345")
 @example(server="https://a", ca=b"x" * 60, token="a: b\n    token: c")
-def test_what_is_written_says_in_yaml_what_it_is_given(server: str, ca: bytes | None, token: str) -> None:
+def test_rendered_kubeconfig_holds_its_arguments_as_yaml(server: str, ca: bytes | None, token: str) -> None:
     text = render_kubeconfig(server=server, ca=ca, token=token)
     read = yaml.safe_load(text)
     assert read["clusters"][0]["cluster"]["server"] == server
@@ -39,7 +39,7 @@ def test_what_is_written_says_in_yaml_what_it_is_given(server: str, ca: bytes | 
     assert document == (read if isinstance(document, Mapping) else text)
 
 
-def test_what_the_operator_writes_is_read_without_a_parser() -> None:
+def test_kubeconfig_of_operator_is_read_without_yaml_parser() -> None:
     pair = KeyPair(b"-----BEGIN CERTIFICATE-----" * 9, b"-----BEGIN PRIVATE KEY-----" * 9)
     for text in (
         render_kubeconfig(server="https://a.example:6443", ca=pair.certificate, token="eyJ" + "a" * 90),
@@ -68,7 +68,7 @@ def test_rendered_kubeconfig_names_the_proxy() -> None:
         (b"  user:\n", b"  user:\n    exec: {command: rm}\n"),
     ],
 )
-def test_what_was_edited_is_left_to_the_parser(old: bytes, new: bytes) -> None:
+def test_edited_kubeconfig_is_left_to_the_yaml_parser(old: bytes, new: bytes) -> None:
     text = render_kubeconfig(server="https://a.example:6443", ca=None, token="eyJ" + "a" * 90)
     assert old in text
     edited = text.replace(old, new)

@@ -1,4 +1,4 @@
-"""The exchange of CAs and keys, step by step: whoever is let in, and whom they trust, at any mixture of two steps."""
+"""Rotation of CAs and keys, step by step: authentication and trust at any mixture of two consecutive steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def step(rotation: Rotation | None, **changes: Any) -> Rotation | None:
 
 
 def exchange() -> list[Generations]:
-    """What the Secret holds, step by step."""
+    """Return the content of the Secret at each step."""
     stages, now = [Generations(OLD)], START
     while (following := next_rotation(stages[-1].rotation, wish=RotationWish("a"), settled=True, now=now)) is not None:
         stages.append(stages[-1].advanced(following, name="new"))
@@ -40,7 +40,7 @@ def exchange() -> list[Generations]:
 STAGES = exchange()
 
 
-def test_an_exchange_goes_through_its_phases_once() -> None:
+def test_rotation_goes_through_its_phases_once() -> None:
     assert [stage.rotation.phase for stage in STAGES[1:] if stage.rotation] == list(RotationPhase)
     assert step(STAGES[-1].rotation, now=START + dt.timedelta(days=400)) is None
     again = step(STAGES[-1].rotation, wish=RotationWish("b"))
@@ -48,7 +48,7 @@ def test_an_exchange_goes_through_its_phases_once() -> None:
     assert (again.value, again.phase) == ("b", RotationPhase.TRUSTING)
 
 
-def test_another_value_meanwhile_waits_for_the_end() -> None:
+def test_new_value_waits_for_end_of_current_rotation() -> None:
     for stage in STAGES[1:-1]:
         following = step(stage.rotation, wish=RotationWish("b"), now=START + dt.timedelta(days=9))
         assert following is not None
@@ -56,20 +56,20 @@ def test_another_value_meanwhile_waits_for_the_end() -> None:
 
 
 @pytest.mark.parametrize("value", [None, "", "x" * 64])
-def test_what_is_no_value_begins_nothing(value: str | None) -> None:
+def test_invalid_value_begins_no_rotation(value: str | None) -> None:
     assert step(None, wish=RotationWish(value)) is None
     assert begun_with(value, now=START) is None
 
 
-def test_keys_that_were_made_under_a_value_are_not_exchanged_for_it() -> None:
-    made = begun_with("a", now=START)
-    assert step(made) is None
-    assert step(made, wish=RotationWish("b")) is not None
+def test_keys_created_under_a_value_are_not_rotated_for_it() -> None:
+    rotation = begun_with("a", now=START)
+    assert step(rotation) is None
+    assert step(rotation, wish=RotationWish("b")) is not None
 
 
-def test_the_overlap_outlives_what_was_issued_unless_somebody_ends_it() -> None:
-    long = START + dt.timedelta(days=30)
-    for outlives, end in ((None, START + OVERLAP), (START, START + OVERLAP), (long, long)):
+def test_overlap_lasts_until_credentials_expire_or_user_finishes() -> None:
+    late_expiry = START + dt.timedelta(days=30)
+    for outlives, end in ((None, START + OVERLAP), (START, START + OVERLAP), (late_expiry, late_expiry)):
         overlapping = step(STAGES[1].rotation, outlives=outlives)
         assert overlapping is not None
         drop_at = overlapping.drop_at
@@ -87,12 +87,14 @@ def test_the_overlap_outlives_what_was_issued_unless_somebody_ends_it() -> None:
     wish=st.builds(RotationWish, st.sampled_from([None, "a", "b"]), st.sampled_from([None, "a", "b"])),
     later=st.timedeltas(dt.timedelta(0), dt.timedelta(days=60)),
 )
-def test_nothing_goes_on_before_it_has_settled(rotation: Rotation, wish: RotationWish, later: dt.timedelta) -> None:
+def test_rotation_does_not_advance_before_it_has_settled(
+    rotation: Rotation, wish: RotationWish, later: dt.timedelta
+) -> None:
     assert next_rotation(rotation, wish=wish, settled=False, now=START + later) is None
 
 
 def _issues(authorities: TenantAuthorities) -> dict[str, bytes]:
-    """What is shown to others, by who judges it."""
+    """Return the certificates and public keys in use, by the party that verifies each of them."""
     return {
         "clients of the API server": authorities.serving.certificate,
         "API server, certificates": authorities.client.certificate,
@@ -112,15 +114,15 @@ def _trusts(authorities: TenantAuthorities) -> dict[str, bytes]:
     }
 
 
-def test_two_steps_side_by_side_understand_each_other() -> None:
-    """While a step is taken, some programs have the one before: each has to take what the others show."""
+def test_consecutive_steps_trust_each_other() -> None:
+    """During a step some programs still have the previous step: each program must accept the others' credentials."""
     for before, after in pairwise(stage.in_force() for stage in STAGES):
-        for one, other in ((before, before), (before, after), (after, before), (after, after)):
-            for judge, shown in _issues(one).items():
-                assert shown in _trusts(other)[judge], judge
+        for issuer, verifier in ((before, before), (before, after), (after, before), (after, after)):
+            for judge, shown in _issues(issuer).items():
+                assert shown in _trusts(verifier)[judge], judge
 
 
-def test_who_has_only_heard_of_the_old_ones_is_served_until_the_overlap_ends() -> None:
+def test_parties_with_old_credentials_work_until_overlap_ends() -> None:
     before, overlapping, dropping = (STAGES[number].in_force() for number in (0, 2, 3))
     assert overlapping.serving == before.serving
     for judge, shown in _issues(before).items():
@@ -129,7 +131,7 @@ def test_who_has_only_heard_of_the_old_ones_is_served_until_the_overlap_ends() -
             assert shown not in _trusts(dropping)[judge]
 
 
-def test_nothing_of_the_old_ones_is_left() -> None:
+def test_no_old_key_or_trust_remains_after_rotation() -> None:
     done = STAGES[-1]
     assert done.following is None
     assert replace(done.in_force(), rotation=None) == done.present
@@ -140,8 +142,8 @@ def test_nothing_of_the_old_ones_is_left() -> None:
         assert key not in done.to_secret().values()
 
 
-def test_what_issues_changes_while_what_is_trusted_stays() -> None:
-    # An etcd and an API server that trust the same go on without a restart for it.
+def test_issuers_change_while_trust_stays_the_same() -> None:
+    # An etcd and an API server with unchanged trust need no restart.
     trusting, overlapping = STAGES[1].in_force(), STAGES[2].in_force()
     assert _trusts(trusting) == _trusts(overlapping)
     assert set(_issues(trusting).values()).isdisjoint(
@@ -150,19 +152,19 @@ def test_what_issues_changes_while_what_is_trusted_stays() -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_each_step_survives_its_secret(stage: Generations) -> None:
+def test_each_step_round_trips_through_its_secret(stage: Generations) -> None:
     assert Generations.from_secret(stage.to_secret()) == stage
 
 
 @pytest.mark.parametrize("entry", ["rotation.json", "next-sa.key", "next-client-ca.crt", "client-ca.key"])
-def test_what_is_damaged_is_named(entry: str) -> None:
+def test_damaged_entry_is_named_in_the_error(entry: str) -> None:
     with pytest.raises(CredentialsInvalid, match=entry.removeprefix("next-").replace(".", r"\.")):
         Generations.from_secret(STAGES[2].to_secret() | {entry: b"damaged"})
 
 
 @dataclass
 class World:
-    """A Secret, what runs, and what is published; operators come and go over it."""
+    """A Secret, the running authorities and the published authorities, while operators start and crash."""
 
     secret: dict[str, bytes]
     running: TenantAuthorities = OLD
@@ -170,19 +172,19 @@ class World:
     seen: list[str] = field(default_factory=list)
 
     def live(self, *, wish: RotationWish, now: dt.datetime, writes: int) -> bool:
-        """One reconcile by an operator that is killed after so many writes. Says whether it came to the end."""
+        """Reconcile with an operator that is killed after `writes` writes. Return whether the reconcile completed."""
         generations = Generations.from_secret(self.secret)
-        wanted = generations.in_force()
-        if self.running != wanted:
+        desired = generations.in_force()
+        if self.running != desired:
             if not writes:
                 return False
-            self._agree(wanted)
-            self.running, writes = wanted, writes - 1
-        if self.published != wanted:
+            self._agree(desired)
+            self.running, writes = desired, writes - 1
+        if self.published != desired:
             if not writes:
                 return False
-            self._agree(wanted)
-            self.published, writes = wanted, writes - 1
+            self._agree(desired)
+            self.published, writes = desired, writes - 1
         following = next_rotation(generations.rotation, wish=wish, settled=True, now=now)
         if following is not None:
             if not writes:
@@ -200,7 +202,7 @@ class World:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0, 1, 13, 30])), max_size=40))
-def test_an_operator_that_dies_anywhere_goes_on_where_it_was(lives: list[tuple[int, int]]) -> None:
+def test_rotation_completes_despite_crashes_at_any_write(lives: list[tuple[int, int]]) -> None:
     world, now, wish = World(Generations(OLD).to_secret()), START, RotationWish("a")
     for writes, hours in lives:
         now += dt.timedelta(hours=hours)
@@ -216,15 +218,15 @@ def test_an_operator_that_dies_anywhere_goes_on_where_it_was(lives: list[tuple[i
     assert last.present != OLD
 
 
-def test_two_generations_have_other_names() -> None:
-    """Where two CAs of one name are trusted, OpenSSL may take the wrong one for the issuer."""
-    one, other = TenantAuthorities.create("same"), TenantAuthorities.create("same")
-    for mine, yours in ((one.serving, other.serving), (one.client, other.client), (one.etcd, other.etcd)):
+def test_authorities_of_two_generations_have_distinct_names() -> None:
+    """If two trusted CAs have the same name, OpenSSL may take the wrong CA for the issuer."""
+    first, second = TenantAuthorities.create("same"), TenantAuthorities.create("same")
+    for mine, yours in ((first.serving, second.serving), (first.client, second.client), (first.etcd, second.etcd)):
         names = {x509.load_pem_x509_certificate(pair.certificate).subject for pair in (mine, yours)}
         assert len(names) == 2
 
 
-def test_overlap_begins_again_when_a_clock_that_was_ahead_began_it() -> None:
+def test_overlap_restarts_if_clock_was_ahead_at_its_start() -> None:
     overlapping = step(STAGES[1].rotation, now=START + dt.timedelta(days=2))
     assert overlapping is not None
     corrected = step(overlapping)

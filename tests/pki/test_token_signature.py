@@ -1,4 +1,4 @@
-"""Which key signed a token can be told, whatever the token is."""
+"""The key that signed a token is recognized, for any token."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ KEY, OTHER = create_signing_key(), create_signing_key()
 
 
 def sign(key: bytes) -> str:
-    """A token as RFC 7515 and RFC 7518 make it."""
-    signed = ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in (b'{"alg":"ES256"}', b'{"a":1}'))
+    """Return a token as defined by RFC 7515 and RFC 7518."""
+    signing_input = ".".join(
+        base64.urlsafe_b64encode(part).decode().rstrip("=") for part in (b'{"alg":"ES256"}', b'{"a":1}')
+    )
     private = load_pem_private_key(key, password=None)
     assert isinstance(private, ec.EllipticCurvePrivateKey)
-    r, s = utils.decode_dss_signature(private.sign(signed.encode(), ec.ECDSA(hashes.SHA256())))
+    r, s = utils.decode_dss_signature(private.sign(signing_input.encode(), ec.ECDSA(hashes.SHA256())))
     signature = r.to_bytes(32) + s.to_bytes(32)
-    return f"{signed}.{base64.urlsafe_b64encode(signature).decode().rstrip('=')}"
+    return f"{signing_input}.{base64.urlsafe_b64encode(signature).decode().rstrip('=')}"
 
 
-def test_the_key_that_signed_is_told_from_others() -> None:
+def test_signed_by_accepts_only_the_signing_key() -> None:
     token = sign(KEY)
     assert signed_by(token, key=KEY)
     assert not signed_by(token, key=OTHER)
@@ -36,7 +38,7 @@ def test_the_key_that_signed_is_told_from_others() -> None:
     assert not signed_by(f"{head}.{body}x.{signature}", key=KEY)
 
 
-def test_what_we_sign_is_told_as_ours_and_names_its_key_as_api_servers_do() -> None:
+def test_signed_claims_name_their_key_as_api_servers_do() -> None:
     token = sign_claims({"sub": "a", "aud": ["b"]}, key=KEY)
     assert signed_by(token, key=KEY)
     assert not signed_by(token, key=OTHER)
@@ -52,5 +54,5 @@ def test_what_we_sign_is_told_as_ours_and_names_its_key_as_api_servers_do() -> N
 
 
 @given(st.text())
-def test_no_text_is_taken_for_a_token(text: str) -> None:
+def test_signed_by_rejects_arbitrary_text(text: str) -> None:
     assert not signed_by(text, key=KEY)

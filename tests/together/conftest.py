@@ -1,4 +1,4 @@
-"""Both operators on a management cluster, as users have them."""
+"""Operator and mcm on a management cluster, as users run them."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ KINDS = {
     )
     for model in (ControlPlane, ControlPlaneRegistration, ControlPlaneEndpoint, ControlPlaneClass)
 }
-"""In the order of deletion: a control plane's class makes its registration again as long as it is there."""
+"""Kinds in the order of deletion: a ControlPlane with a class recreates its registration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """The management cluster as its administrator."""
+    """Management cluster, with the rights of its administrator."""
 
     client: Client
     handle: Handle
@@ -62,7 +62,7 @@ class Platform:
     async def ready(self, kind: str, name: str) -> dict[str, Any]:
         def told(status: dict[str, Any]) -> bool:
             conditions = status.get("conditions") or []
-            return any(found["type"] == "Ready" and found["status"] == "True" for found in conditions)
+            return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
         return await self.eventually(lambda: self.status(kind, name), told)
 
@@ -74,13 +74,13 @@ class Platform:
         return ClusterConfig.from_kubeconfig(await self.kubeconfig(name))
 
     def instance(self, registration: str) -> dict[str, Any] | None:
-        """What mcm says of the instance of a registration; None where it has none."""
+        """Return the summary that mcm serves for the instance of a registration, or None without an instance."""
         with urllib.request.urlopen(f"{self.handle.mcm_url}/clusters", timeout=30) as answer:
-            found: dict[str, Any] | None = json.load(answer)["clusters"].get(registration)
-        return found
+            summary: dict[str, Any] | None = json.load(answer)["clusters"].get(registration)
+        return summary
 
     async def running(self, registration: str, *, other_than: int | None = None) -> int:
-        """Wait until the instance of a registration is healthy (with another pid), and return its pid."""
+        """Wait until the instance of a registration is healthy, and return its pid. `other_than` excludes a pid."""
 
         def accept(found: dict[str, Any] | None) -> bool:
             return found is not None and found["state"] == "Ready" and found["pid"] != other_than
@@ -89,18 +89,18 @@ class Platform:
 
 
 def pids_of(directory: Path, program: str) -> set[int]:
-    """Processes below a directory whose command line has these words in it."""
-    found = set()
+    """Return the pids of processes below a directory whose command line contains `program`."""
+    pids = set()
     for pid in find_processes(directory):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # the process has ended
             if program in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode():
-                found.add(pid)
-    return found
+                pids.add(pid)
+    return pids
 
 
 @pytest.fixture(scope="session")
 def eventually(eventually: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """As everywhere, with more patience: what is awaited here other processes do, and the machine may be busy."""
+    """Extend the timeout of `eventually` to 120 s: tests wait for other processes, and the machine may be busy."""
     return functools.partial(eventually, timeout=120.0)
 
 
@@ -108,20 +108,20 @@ def eventually(eventually: Callable[..., Awaitable[Any]]) -> Callable[..., Await
 async def platform(
     management_cluster: Handle, eventually: Callable[..., Awaitable[Any]], namespaces_go_at_once: Any
 ) -> AsyncIterator[Platform]:
-    """A management cluster with both operators, for all tests of a module: each takes names of its own.
+    """Management cluster with both operators, shared by the tests of a module. Each test uses separate names.
 
-    Everything that its tests made is deleted in the end, and awaited.
+    At the end, the fixture deletes all objects of the tests, and waits for the deletion.
     """
     config = ClusterConfig.load(management_cluster.admin_kubeconfig)
     async with namespaces_go_at_once(config), Client(config, field_manager="kplane") as client:
-        made = Platform(client, management_cluster, eventually)
+        result = Platform(client, management_cluster, eventually)
         try:
-            yield made
+            yield result
         finally:
             for resource in KINDS.values():
-                await _delete_all(made, resource)
+                await _delete_all(result, resource)
 
 
 async def _delete_all(platform: Platform, resource: Resource) -> None:
-    names = [found["metadata"]["name"] for found in (await platform.client.list(resource)).items]
+    names = [item["metadata"]["name"] for item in (await platform.client.list(resource)).items]
     await asyncio.gather(*(platform.delete(resource.kind, name) for name in names))

@@ -1,4 +1,4 @@
-"""Registrations of mode Dedicated have an mcm of their own: for as long as they are so, and with no more rights."""
+"""Registrations of mode Dedicated: processes, rights, and changes of the mode."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REGISTRATION = "ControlPlaneRegistration"
 
 
 class Dedicated:
-    """A registration of mode Dedicated, and what there is of it."""
+    """Registration of mode Dedicated, with the processes and objects of its mcm."""
 
     def __init__(self, platform: Any, name: str, *, uid: str, control_plane: str) -> None:
         self.platform = platform
@@ -50,31 +50,31 @@ class Dedicated:
         return Path(self.platform.handle.operator_directory, self.component)
 
     def tree(self) -> dict[str, set[int]]:
-        """The processes of its mcm: pids by program."""
+        """Return the pids of the processes of its mcm by program."""
         programs = {"mcm": "programs/mcm --registration", "kube-controller-manager": "kube-controller-manager --"}
-        return {name: pids_of(self.directory, said) for name, said in programs.items()}
+        return {name: pids_of(self.directory, words) for name, words in programs.items()}
 
     async def instance(self) -> dict[str, Any]:
         return (await self.platform.status(REGISTRATION, self.name)).get("instance") or {}
 
     async def condition(self, kind: str) -> tuple[str, str]:
         conditions = (await self.platform.status(REGISTRATION, self.name)).get("conditions") or []
-        found = next((item for item in conditions if item["type"] == kind), {})
-        return found.get("status", ""), found.get("reason", "")
+        match = next((item for item in conditions if item["type"] == kind), {})
+        return match.get("status", ""), match.get("reason", "")
 
     async def says(self, kind: str, status: str, reason: str) -> None:
-        """Wait until this is its condition of a kind."""
+        """Wait until its condition of type `kind` has this status and reason."""
         await self.platform.eventually(lambda: self.condition(kind), lambda found: found == (status, reason))
 
     async def events(self) -> set[str]:
-        """The reasons of what its mcm wrote of it."""
+        """Return the reasons of the Events that its mcm recorded."""
         listed = await self.platform.client.list(
             EVENTS, namespace="default", field_selector=f"involvedObject.uid={self.uid}"
         )
-        return {found["reason"] for found in listed.items if found["reportingComponent"] == "mcm"}
+        return {event["reason"] for event in listed.items if event["reportingComponent"] == "mcm"}
 
     async def runs(self, *, mode: str | None) -> None:
-        """Wait until an instance of this mode runs."""
+        """Wait until an instance of mode `mode` runs."""
 
         async def now() -> Any:
             return (await self.instance()).get("mode"), await self.condition("Running")
@@ -82,39 +82,39 @@ class Dedicated:
         await self.platform.eventually(now, lambda found: found == (mode, ("True", "InstanceRunning")))
 
     async def gone(self) -> None:
-        """Wait until nothing is left of its mcm."""
+        """Wait until the processes, files and RBAC of its mcm are gone."""
         await self.platform.eventually(self.left, lambda found: not found)
 
     async def left(self) -> list[str]:
-        found = [str(pid) for pid in find_processes(self.directory)] + [str(path) for path in self._paths()]
+        remains = [str(pid) for pid in find_processes(self.directory)] + [str(path) for path in self._paths()]
         for resource in (SERVICE_ACCOUNTS, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, ROLES, ROLE_BINDINGS):
             listed = await self.platform.client.list(
                 resource, label_selector=f"controlplane.kplane.dev/registration={self.name}"
             )
-            # A Role for the one Secret it has in any mode.
-            found += [
+            # A registration has the Role for its Secret in any mode.
+            remains += [
                 f"{resource} {item['metadata']['name']}"
                 for item in listed.items
                 if "controlplane.kplane.dev/registration-uid" not in item["metadata"]["labels"]
             ]
-        return found
+        return remains
 
     def _paths(self) -> list[Path]:
         return [self.directory] if self.directory.exists() else []
 
 
 async def registered(platform: Any, name: str, *, control_plane: str, mode: str = "Dedicated") -> Dedicated:
-    made = await platform.create(
+    registration = await platform.create(
         REGISTRATION, name, controlPlaneRef={"name": control_plane}, services=["Controllers"], mode=mode
     )
-    return Dedicated(platform, name, uid=made["metadata"]["uid"], control_plane=control_plane)
+    return Dedicated(platform, name, uid=registration["metadata"]["uid"], control_plane=control_plane)
 
 
-async def test_it_is_served_by_a_process_tree_of_its_own(platform: Any) -> None:
+async def test_dedicated_registration_has_own_processes_until_deletion(platform: Any) -> None:
     await platform.create("ControlPlane", "alone", deletionPolicy="Destroy")
     own = await registered(platform, "alone", control_plane="alone")
     await own.runs(mode="Dedicated")
-    # Its instance may run a moment before the mcm is told ready.
+    # The instance may run before the operator reports its mcm ready.
     await own.says("DedicatedReady", "True", "McmRunning")
     assert {program: len(pids) for program, pids in own.tree().items()} == {"mcm": 1, "kube-controller-manager": 1}
     assert platform.instance("alone") is None
@@ -123,7 +123,7 @@ async def test_it_is_served_by_a_process_tree_of_its_own(platform: Any) -> None:
     await _may_no_more_than_it_does(platform, own)
     await platform.eventually(own.events, lambda found: "InstanceStarted" in found)
 
-    # Its mcm dies, and with it the instance; both come back.
+    # The mcm is killed, and its instance ends. Both restart.
     before = own.tree()
     os.kill(min(before["mcm"]), signal.SIGKILL)
 
@@ -139,7 +139,7 @@ async def test_it_is_served_by_a_process_tree_of_its_own(platform: Any) -> None:
 
 
 async def _may_no_more_than_it_does(platform: Any, own: Dedicated) -> None:
-    """It follows its registration and reads the Secret of that, and nothing else."""
+    """Assert that the mcm may read only its registration and the Secret of its registration."""
     await platform.create(REGISTRATION, "other", controlPlaneRef={"name": own.name})
     secret = (await platform.status(REGISTRATION, own.name))["resolvedControllersSecretRef"]
     async with Client(ClusterConfig.load(own.directory / "files" / "kubeconfig"), field_manager="kplane") as mcm:
@@ -161,7 +161,7 @@ async def _may_no_more_than_it_does(platform: Any, own: Dedicated) -> None:
 
 
 @pytest.mark.slow
-async def test_it_changes_from_one_mode_to_the_other_and_no_two_serve_it(platform: Any) -> None:
+async def test_change_of_mode_ends_old_instance_before_new_one_starts(platform: Any) -> None:
     await platform.create("ControlPlane", "turns", deletionPolicy="Destroy")
     own = await registered(platform, "turns", control_plane="turns", mode="Shared")
     async with followed(platform, REGISTRATION, "turns") as history:
@@ -175,18 +175,18 @@ async def test_it_changes_from_one_mode_to_the_other_and_no_two_serve_it(platfor
                 await own.says("DedicatedReady", "", "")
             else:
                 assert platform.instance("turns") is None
-    working = [found.get("status", {}).get("instance") for found in history.seen]
-    told = ["none" if found is None else found.get("mode", "Shared") for found in working]
-    turns = [mode for mode, _ in itertools.groupby(told)]
+    instances = [observed.get("status", {}).get("instance") for observed in history.seen]
+    modes = ["none" if observed is None else observed.get("mode", "Shared") for observed in instances]
+    turns = [mode for mode, _ in itertools.groupby(modes)]
     assert turns == ["none", "Shared", "none", "Dedicated", "none", "Shared", "none", "Dedicated"]
-    # The control plane goes first: its mcm ends with it, though the registration stays.
+    # The control plane is deleted first. Its mcm ends, although the registration stays.
     await platform.delete("ControlPlane", "turns")
     await own.gone()
     await platform.eventually(own.instance, lambda found: found == {})
 
 
 @pytest.mark.slow
-async def test_its_mcm_moves_with_it(platform: Any) -> None:
+async def test_dedicated_mcm_follows_a_changed_control_plane_ref(platform: Any) -> None:
     for name in ("here", "there"):
         await platform.create("ControlPlane", name, deletionPolicy="Destroy")
     await platform.ready("ControlPlane", "there")

@@ -1,4 +1,4 @@
-"""The end of a control plane with everything that runs for it: in order, and nothing comes back to life."""
+"""Deletion of a control plane with its instances: the order of steps, and no data afterwards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), pytest.mark.asy
 
 
 class History:
-    """What one object said of itself, as far as a watch tells."""
+    """Versions of an object that a watch observed."""
 
     def __init__(self, client: Client, resource: Resource, name: str) -> None:
         self.seen: list[dict[str, Any]] = []
@@ -38,8 +38,8 @@ class History:
         await self._mirror.run(note)
 
     def reasons(self, condition: str) -> list[str]:
-        told = [_condition(found, condition).get("reason", "") for found in self.seen]
-        return [reason for reason, _ in itertools.groupby(filter(None, told))]
+        all_reasons = [_condition(version, condition).get("reason", "") for version in self.seen]
+        return [reason for reason, _ in itertools.groupby(filter(None, all_reasons))]
 
 
 def _condition(found: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -61,7 +61,7 @@ async def followed(platform: Any, kind: str, name: str) -> AsyncIterator[History
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def served(platform: Any) -> AsyncIterator[str]:
-    """A control plane with data, and an instance at work on it, by a registration that outlives it."""
+    """Control plane with data and a running instance. Its registration outlives the control plane."""
     name = "ending"
     await platform.create("ControlPlane", name, deletionPolicy="Destroy")
     await platform.create("ControlPlaneRegistration", name, controlPlaneRef={"name": name}, services=["Controllers"])
@@ -82,7 +82,7 @@ async def keys(platform: Any, path: str) -> int:
     return int(await platform.handle.tenants_etcd.count(f"/clusters/{path}/"))
 
 
-async def test_the_instance_ends_before_anything_of_its_control_plane(platform: Any, served: str) -> None:
+async def test_instance_ends_before_its_control_plane_is_revoked(platform: Any, served: str) -> None:
     uid = (await platform.status("ControlPlaneRegistration", served))["controlPlaneUID"]
     async with (
         followed(platform, "ControlPlane", served) as control_plane,
@@ -94,19 +94,21 @@ async def test_the_instance_ends_before_anything_of_its_control_plane(platform: 
     order = ["RegistrationsPending", "InstancesEnding", "RevokingCredentials", "DeletingData", "VerifyingEmpty"]
     steps = control_plane.reasons("Deleting")
     assert [step for step in order if step in steps] == [step for step in steps if step in order]
-    # An instance that ends at once is never waited for.
+    # The deletion skips the wait for an instance that ends at once.
     assert {"RevokingCredentials", "DeletingData"} <= set(steps)
-    ready = [_condition(found, "Ready") for found in control_plane.seen if _condition(found, "Deleting")]
-    assert {(found["status"], found["reason"]) for found in ready} == {("False", "Deleting")}
+    ready = [_condition(observed, "Ready") for observed in control_plane.seen if _condition(observed, "Deleting")]
+    assert {(observed["status"], observed["reason"]) for observed in ready} == {("False", "Deleting")}
 
     def version(found: dict[str, Any]) -> int:
         return int(found["metadata"]["resourceVersion"])
 
-    # One etcd keeps both, and its versions say what was first.
-    ended = next(found for found in registration.seen if _condition(found, "Running").get("reason") == "Ended")
-    withdrawn = next(found for found in registration.seen if not found["status"]["ready"])
+    # Both objects are in the same etcd, so their resource versions show the order.
+    ended = next(observed for observed in registration.seen if _condition(observed, "Running").get("reason") == "Ended")
+    withdrawn = next(observed for observed in registration.seen if not observed["status"]["ready"])
     revoked = next(
-        found for found in control_plane.seen if _condition(found, "Deleting").get("reason") == "RevokingCredentials"
+        observed
+        for observed in control_plane.seen
+        if _condition(observed, "Deleting").get("reason") == "RevokingCredentials"
     )
     assert withdrawn["status"]["instance"]["controlPlaneUID"] == uid
     assert "instance" not in ended["status"]
@@ -116,8 +118,8 @@ async def test_the_instance_ends_before_anything_of_its_control_plane(platform: 
 
 
 @pytest.mark.slow
-async def test_an_instance_that_nobody_ends_brings_nothing_back_to_life(platform: Any, served: str) -> None:
-    """mcm hangs. The removal waits for its time, goes on, and whoever still works finds every door shut."""
+async def test_instance_of_a_hanging_mcm_restores_no_deleted_data(platform: Any, served: str) -> None:
+    """mcm hangs. The deletion continues after its timeout. The remaining instance has no access any more."""
     [mcm] = pids_of(platform.handle.directory, "kplane.mcm.main")
     [instance] = pids_of(platform.handle.mcm_directory, "kube-controller-manager")
     os.kill(mcm, signal.SIGSTOP)
@@ -126,8 +128,8 @@ async def test_an_instance_that_nobody_ends_brings_nothing_back_to_life(platform
             await platform.delete("ControlPlane", served)
             await platform.eventually(lambda: control_plane.gone)
         assert "InstancesEnding" in control_plane.reasons("Deleting")
-        said = f"gone on after 30 s without a confirmation that instances have ended, of registrations {served}"
-        assert said in _condition(control_plane.seen[-1], "Deleting")["message"]
+        message = f"gone on after 30 s without a confirmation that instances have ended, of registrations {served}"
+        assert message in _condition(control_plane.seen[-1], "Deleting")["message"]
         assert Path(f"/proc/{instance}").exists()
         assert await keys(platform, served) == 0
     finally:
@@ -143,8 +145,8 @@ async def test_an_instance_that_nobody_ends_brings_nothing_back_to_life(platform
 
 
 @pytest.mark.slow
-async def test_the_next_control_plane_of_the_name_gets_an_instance_of_its_own(platform: Any, served: str) -> None:
-    """From the deletion on the registration is not ready, until the next one is: of the same name, with another uid."""
+async def test_recreated_control_plane_gets_a_new_instance(platform: Any, served: str) -> None:
+    """The registration is not ready until a control plane of the same name, with another uid, is ready."""
     before = (await platform.status("ControlPlaneRegistration", served))["controlPlaneUID"]
     pid = await platform.running(served)
     async with followed(platform, "ControlPlaneRegistration", served) as registration:
@@ -157,15 +159,17 @@ async def test_the_next_control_plane_of_the_name_gets_an_instance_of_its_own(pl
             lambda: registration.seen[-1]["status"].get("instance", {}).get("controlPlaneUID") == after
         )
     assert after != before
-    uids = [found["status"].get("controlPlaneUID", "") for found in registration.seen]
+    uids = [observed["status"].get("controlPlaneUID", "") for observed in registration.seen]
     assert [uid for uid, _ in itertools.groupby(uids)] == [before, "", after]
-    working = [found["status"].get("instance", {}).get("controlPlaneUID", "") for found in registration.seen]
-    assert [uid for uid, _ in itertools.groupby(working)] == [before, "", after]
+    instance_uids = [
+        observed["status"].get("instance", {}).get("controlPlaneUID", "") for observed in registration.seen
+    ]
+    assert [uid for uid, _ in itertools.groupby(instance_uids)] == [before, "", after]
 
 
 @pytest.mark.slow
-async def test_the_instance_of_a_registration_that_was_collected_first_is_waited_for(platform: Any) -> None:
-    """As `--cascade=foreground` has it, where mcm is slow: the registration goes, and its instance is there still."""
+async def test_deletion_waits_for_instance_of_deleted_registration(platform: Any) -> None:
+    """With `--cascade=foreground` and a slow mcm, the registration is deleted while its instance still runs."""
     name = "collected"
     await platform.create("ControlPlaneClass", name, defaultServices=["Controllers"], deletionPolicy="Destroy")
     await platform.create("ControlPlane", name, classRef={"name": name})
@@ -176,7 +180,7 @@ async def test_the_instance_of_a_registration_that_was_collected_first_is_waited
     try:
         async with followed(platform, "ControlPlane", name) as history:
             await platform.client.delete(KINDS["ControlPlane"], name, propagation="Foreground")
-            # Where garbage collection saw its owner too late to do it.
+            # The garbage collector may observe the owner too late to delete the registration.
             with contextlib.suppress(NotFound):
                 await platform.client.delete(KINDS["ControlPlaneRegistration"], name)
 

@@ -1,4 +1,4 @@
-"""Whatever is killed comes back by itself, and what was not killed does not notice."""
+"""Killed processes restart, and other processes keep running."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), pytest.mark.asy
 
 
 async def works(platform: Any, name: str, *, namespace: str) -> None:
-    """The tenant's API answers, and its controllers act on what they find there."""
+    """Wait until the tenant's API server responds, and its controllers create a ServiceAccount in a new namespace."""
 
     async def account() -> Any:
         async with Client(await platform.tenant(name), field_manager="kplane") as client:
@@ -41,7 +41,7 @@ async def patient(platform: Any) -> str:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def healed(platform: Any, patient: str) -> str:
-    """A control plane with its controllers, whatever the test before did to it."""
+    """Control plane that is ready again after the previous test, with its controllers."""
     await platform.ready("ControlPlane", patient)
     await platform.running(patient)
     return patient
@@ -49,10 +49,10 @@ async def healed(platform: Any, patient: str) -> str:
 
 async def ready_since(platform: Any, name: str) -> str:
     conditions = (await platform.status("ControlPlane", name))["conditions"]
-    return next(found["lastTransitionTime"] for found in conditions if found["type"] == "Ready")
+    return next(condition["lastTransitionTime"] for condition in conditions if condition["type"] == "Ready")
 
 
-async def test_a_killed_operator_comes_back_and_its_tenants_never_stop(platform: Any, healed: str) -> None:
+async def test_killed_operator_restarts_and_tenants_keep_running(platform: Any, healed: str) -> None:
     directory = platform.handle.operator_directory
     api_servers = pids_of(directory, "kube-apiserver")
     [operator] = pids_of(platform.handle.directory, "kplane.controlplane_operator.main")
@@ -67,13 +67,13 @@ async def test_a_killed_operator_comes_back_and_its_tenants_never_stop(platform:
 
     assert api_servers < pids_of(directory, "kube-apiserver")
     assert await platform.running(healed) == instance
-    # Nor does its status tell of anything.
+    # The status has no transition.
     assert await ready_since(platform, healed) == since
     await platform.delete("ControlPlane", "later")
     await platform.eventually(lambda: platform.instance("later") is None)
 
 
-async def test_a_killed_mcm_comes_back_with_its_instances(platform: Any, healed: str) -> None:
+async def test_killed_mcm_restarts_with_its_instances(platform: Any, healed: str) -> None:
     [mcm] = pids_of(platform.handle.directory, "kplane.mcm.main")
     before = await platform.running(healed)
     os.kill(mcm, signal.SIGKILL)
@@ -84,20 +84,20 @@ async def test_a_killed_mcm_comes_back_with_its_instances(platform: Any, healed:
 
 
 @pytest.mark.slow
-async def test_running_is_unknown_while_mcm_hangs_and_true_when_it_is_back(platform: Any, healed: str) -> None:
-    """The watchdog of mcm ends the instance when its Lease is over. The operator looks at the Lease every 20 s."""
+async def test_running_is_unknown_while_mcm_hangs_then_true(platform: Any, healed: str) -> None:
+    """The watchdog of mcm ends the instance when its Lease expires. The operator reads the Lease every 20 s."""
 
     async def condition() -> dict[str, Any]:
         conditions = (await platform.status("ControlPlaneRegistration", healed))["conditions"]
-        return next(found for found in conditions if found["type"] == "Running")
+        return next(entry for entry in conditions if entry["type"] == "Running")
 
     await platform.eventually(condition, lambda found: found["status"] == "True")
     [mcm] = pids_of(platform.handle.directory, "kplane.mcm.main")
     os.kill(mcm, signal.SIGSTOP)
     try:
-        found = await platform.eventually(condition, lambda found: found["status"] != "True", timeout=240.0)
-        assert (found["status"], found["reason"]) == ("Unknown", "HeartbeatStale")
-        assert "Lease kube-system/kube-controller-manager" in found["message"]
+        stale = await platform.eventually(condition, lambda found: found["status"] != "True", timeout=240.0)
+        assert (stale["status"], stale["reason"]) == ("Unknown", "HeartbeatStale")
+        assert "Lease kube-system/kube-controller-manager" in stale["message"]
         assert not pids_of(platform.handle.mcm_directory, "kube-controller-manager")
     finally:
         os.kill(mcm, signal.SIGCONT)
@@ -105,7 +105,7 @@ async def test_running_is_unknown_while_mcm_hangs_and_true_when_it_is_back(platf
     await works(platform, healed, namespace="after-hang")
 
 
-async def test_a_killed_instance_comes_back(platform: Any, healed: str) -> None:
+async def test_killed_instance_restarts(platform: Any, healed: str) -> None:
     before = await platform.running(healed)
     os.kill(before, signal.SIGKILL)
 
@@ -113,7 +113,7 @@ async def test_a_killed_instance_comes_back(platform: Any, healed: str) -> None:
     await works(platform, healed, namespace="after-instance")
 
 
-async def test_a_killed_api_server_comes_back_with_its_data(platform: Any, healed: str) -> None:
+async def test_killed_api_server_restarts_with_data_and_same_status(platform: Any, healed: str) -> None:
     published = await platform.status("ControlPlane", healed)
     registered = await platform.ready("ControlPlaneRegistration", healed)
     [api_server] = pids_of(platform.handle.operator_directory, "kube-apiserver")
@@ -121,22 +121,20 @@ async def test_a_killed_api_server_comes_back_with_its_data(platform: Any, heale
 
     await works(platform, healed, namespace="after-api-server")
     async with Client(await platform.tenant(healed), field_manager="kplane") as client:
-        names = {found["metadata"]["name"] for found in (await client.list(NAMESPACES)).items}
+        names = {namespace["metadata"]["name"] for namespace in (await client.list(NAMESPACES)).items}
     assert {"before", "after-api-server"} <= names
     status = await platform.ready("ControlPlane", healed)
     assert {key: status[key] for key in ("endpoint", "kubeconfigSecretRef", "controllersSecretRef")} == {
         key: published[key] for key in ("endpoint", "kubeconfigSecretRef", "controllersSecretRef")
     }
-    again = await platform.ready("ControlPlaneRegistration", healed)
+    renewed = await platform.ready("ControlPlaneRegistration", healed)
     resolved = [key for key in registered if key.startswith("resolved")]
-    assert {key: again[key] for key in resolved} == {key: registered[key] for key in resolved}
+    assert {key: renewed[key] for key in resolved} == {key: registered[key] for key in resolved}
 
 
 @pytest.mark.slow
-async def test_rights_of_the_controllers_that_a_tenant_deletes_are_back_when_mcm_meets_it(
-    platform: Any, healed: str
-) -> None:
-    """The operator verifies each control plane after minutes, and watches none: a watch would keep it awake."""
+async def test_controllers_binding_that_a_tenant_deletes_is_restored(platform: Any, healed: str) -> None:
+    """The operator verifies each control plane after minutes. A watch would keep the control plane awake."""
     instance = await platform.running(healed)
     async with Client(await platform.tenant(healed), field_manager="kplane") as client:
         await client.delete(CLUSTER_ROLE_BINDINGS, CONTROLLERS_BINDING)
@@ -145,7 +143,7 @@ async def test_rights_of_the_controllers_that_a_tenant_deletes_are_back_when_mcm
 
     async def running() -> str:
         conditions = (await platform.status("ControlPlaneRegistration", healed))["conditions"]
-        return next(str(found["reason"]) for found in conditions if found["type"] == "Running")
+        return next(str(condition["reason"]) for condition in conditions if condition["type"] == "Running")
 
     await platform.eventually(running, lambda reason: reason == "InstanceRunning")
     assert await platform.running(healed) == instance

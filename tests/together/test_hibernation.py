@@ -1,4 +1,4 @@
-"""A control plane that starts on demand has no process until it is woken, and none after it fell asleep."""
+"""Control planes that start on demand have processes only while they are awake."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def api_servers(platform: Any) -> set[int]:
     return pids_of(Path(platform.handle.operator_directory, apiserver_name(NAME)), "kube-apiserver")
 
 
-async def test_no_process_runs_for_a_control_plane_that_sleeps(platform: Any) -> None:
+async def test_hibernated_control_plane_has_no_processes(platform: Any) -> None:
     await platform.create("ControlPlane", NAME, deletionPolicy="Destroy", virtual={"start": "OnDemand"})
     await platform.create("ControlPlaneRegistration", NAME, controlPlaneRef={"name": NAME}, services=["Controllers"])
     await phase(platform, "Hibernated")
@@ -52,7 +52,7 @@ async def test_no_process_runs_for_a_control_plane_that_sleeps(platform: Any) ->
     await phase(platform, "Ready")
     await platform.running(NAME)
     async with Client(await platform.tenant(NAME), field_manager="kplane") as client:
-        # Only the controllers make it.
+        # Only the controllers create the ServiceAccount.
         await platform.eventually(lambda: client.exists(SERVICE_ACCOUNTS, "default", namespace="default"))
     (first,) = api_servers(platform)
 

@@ -1,4 +1,4 @@
-"""A virtual control plane behind an endpoint that exists already: a shared address that routes by path."""
+"""Virtual control plane behind an existing endpoint: a shared address that routes by path."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PATH = "/clusters/routed/control-plane"
 
 
 def _envoy(port: int, *, backend: ClusterConfig, directory: Path) -> dict[str, Any]:
-    """Route one tenant's path to one API server, and nothing else."""
+    """Return a configuration of Envoy that routes only the path of a tenant to an API server."""
     host, _, backend_port = backend.server.removeprefix("https://").partition(":")
     match = {
         "match": {"prefix": f"{_PATH}/"},
@@ -115,15 +115,15 @@ def _envoy(port: int, *, backend: ClusterConfig, directory: Path) -> dict[str, A
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def stack() -> AsyncIterator[contextlib.AsyncExitStack]:
-    async with contextlib.AsyncExitStack() as made:
-        yield made
+    async with contextlib.AsyncExitStack() as exit_stack:
+        yield exit_stack
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def shared_address(
     platform: Any, hold_port: Callable[[], int], tmp_path: Path, stack: contextlib.AsyncExitStack
 ) -> AsyncIterator[dict[str, Any]]:
-    """Envoy in front of an API server that kplane does not run, and what an administrator would write down of it."""
+    """Run Envoy before an API server that kplane does not run. Return the spec of its ControlPlaneEndpoint."""
     import envoy
 
     runtime = await stack.enter_async_context(ProcessRuntime(tmp_path / "runtime", programs=platform.handle.programs))
@@ -163,7 +163,7 @@ async def shared_address(
         await open_namespace(platform.client)
         await platform.client.apply(SECRETS, {"metadata": metadata, "data": {"kubeconfig": kubeconfig}}, force=True)
         yield {"endpoint": config.server, "credentialsSecretRef": reference}
-        # Its control plane goes first, while there is an API server to take leave of.
+        # Its control plane is deleted first, while the API server is reachable for cleanup.
         await platform.delete("ControlPlane", "routed")
     finally:
         process.terminate()
@@ -171,7 +171,7 @@ async def shared_address(
     assert process.returncode in (0, -15), os.fsdecode((tmp_path / "log").read_bytes())
 
 
-async def test_kubectl_and_the_controllers_work_through_the_tenants_path(
+async def test_kubectl_and_controllers_work_through_a_routed_path(
     platform: Any, shared_address: dict[str, Any], kubectl: Any, tmp_path: Path
 ) -> None:
     await platform.create("ControlPlaneEndpoint", "shared", **shared_address)

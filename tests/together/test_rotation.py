@@ -1,4 +1,4 @@
-"""The controllers of a control plane follow the exchange of its CAs and its ServiceAccount key."""
+"""Controllers of a control plane during the rotation of its CAs and its ServiceAccount key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 
 
 async def ask_for_lasting_token(client: Client, name: str) -> None:
-    """A token of the old kind, which the controllers sign and write into a Secret."""
+    """Request a legacy token, which the controllers sign and write into a Secret."""
     secret = {
         "metadata": {"name": name, "namespace": "default", "annotations": {"kubernetes.io/service-account.name": name}},
         "type": "kubernetes.io/service-account-token",
@@ -46,7 +46,7 @@ async def token_of(client: Client, name: str) -> ClusterConfig:
 
 
 async def signed(client: Client, name: str, *, eventually: Any) -> ClusterConfig:
-    """A client certificate that the controllers sign."""
+    """Return a client configuration with a certificate that the controllers signed."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
@@ -55,14 +55,14 @@ async def signed(client: Client, name: str, *, eventually: Any) -> ClusterConfig
         "signerName": "kubernetes.io/kube-apiserver-client",
         "usages": ["client auth"],
     }
-    made: Any = await client.request("POST", _REQUESTS, body={"metadata": {"name": name}, "spec": spec})
+    created: Any = await client.request("POST", _REQUESTS, body={"metadata": {"name": name}, "spec": spec})
     approved = {"type": "Approved", "status": "True", "reason": "Test", "message": ""}
-    made["status"] = {"conditions": [approved]}
-    await client.request("PUT", f"{_REQUESTS}/{name}/approval", body=made)
+    created["status"] = {"conditions": [approved]}
+    await client.request("PUT", f"{_REQUESTS}/{name}/approval", body=created)
 
     async def certificate() -> str:
-        found: Any = await client.request("GET", f"{_REQUESTS}/{name}")
-        return str(found["status"]["certificate"])
+        signing_request: Any = await client.request("GET", f"{_REQUESTS}/{name}")
+        return str(signing_request["status"]["certificate"])
 
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     issued = base64.b64decode(await eventually(certificate))
@@ -70,7 +70,7 @@ async def signed(client: Client, name: str, *, eventually: Any) -> ClusterConfig
 
 
 async def known(config: ClusterConfig) -> bool:
-    """Whether the API server knows who asks; what they may do is another matter."""
+    """Tell whether the API server authenticates the client. Authorization may fail."""
     async with Client(config, field_manager="kplane") as client:
         try:
             await client.list(NAMESPACES)
@@ -94,11 +94,11 @@ async def reaches(platform: Any, phase: str) -> None:
 
 
 async def controllers_keys(platform: Any) -> dict[str, bytes]:
-    found = await platform.client.get(SECRETS, controllers_secret_name("wheel"), namespace="kplane-cp-wheel")
-    return {name: base64.b64decode(value) for name, value in found["data"].items()}
+    secret = await platform.client.get(SECRETS, controllers_secret_name("wheel"), namespace="kplane-cp-wheel")
+    return {name: base64.b64decode(value) for name, value in secret["data"].items()}
 
 
-async def test_controllers_issue_what_counts_before_and_after(platform: Any) -> None:
+async def test_tokens_and_certificates_of_controllers_survive_rotation(platform: Any) -> None:
     await platform.create("ControlPlaneClass", "turning", deletionPolicy="Destroy", defaultServices=["Controllers"])
     await platform.create("ControlPlane", "wheel", classRef={"name": "turning"})
     await platform.ready("ControlPlaneRegistration", "wheel")
@@ -107,7 +107,7 @@ async def test_controllers_issue_what_counts_before_and_after(platform: Any) -> 
 
     before = await platform.tenant("wheel")
     async with Client(before, field_manager="kplane") as client:
-        # A token of this kind counts as long as it is in its Secret: of one that is written anew the former is nothing.
+        # A legacy token is valid while its Secret contains it. Replacing the token invalidates the former token.
         for name in ("early", "replaced"):
             await ask_for_lasting_token(client, name)
         await eventually(lambda: token_of(client, "replaced"))
@@ -123,11 +123,11 @@ async def test_controllers_issue_what_counts_before_and_after(platform: Any) -> 
     async with Client(during, field_manager="kplane") as client:
 
         async def written_anew() -> ClusterConfig:
-            found = await token_of(client, "replaced")
-            if not signed_by(str(found.token), key=key):
-                # As users are told to; the controllers may not have the new key yet.
+            current = await token_of(client, "replaced")
+            if not signed_by(str(current.token), key=key):
+                # Documented step for users. The controllers may not have the new key yet.
                 await client.patch(SECRETS, "replaced", {"data": {"token": None}}, namespace="default")
-            return found
+            return current
 
         lasting = await eventually(written_anew, lambda found: signed_by(found.token, key=key))
         assert await known(lasting)
@@ -140,15 +140,15 @@ async def test_controllers_issue_what_counts_before_and_after(platform: Any) -> 
     async with Client(after, field_manager="kplane") as client:
 
         async def root() -> bytes:
-            found = await client.get(CONFIG_MAPS, "kube-root-ca.crt", namespace="default")
-            return found["data"]["ca.crt"].encode()
+            config_map = await client.get(CONFIG_MAPS, "kube-root-ca.crt", namespace="default")
+            return config_map["data"]["ca.crt"].encode()
 
         await eventually(root, lambda found: found == after.ca_data)
         await ask_for_lasting_token(client, "late")
         assert await known(await eventually(lambda: token_of(client, "late")))
         assert await known(await signed(client, "late", eventually=eventually))
     assert await known(replace(lasting, ca_data=after.ca_data))
-    # An API server knows for 10 s that it accepted a token.
+    # An API server caches the authentication of a token for 10 s.
     for old in (token, certificate):
         former = replace(old, ca_data=after.ca_data)
         await eventually(lambda: known(former), lambda found: not found)  # noqa: B023

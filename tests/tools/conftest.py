@@ -1,4 +1,4 @@
-"""A machine of the tests' own: a home, a PATH with a `go` that they write, and release sites on the loopback."""
+"""An isolated machine for tests: a home, a PATH with a fake `go`, and release sites on the loopback."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kplane.binaries.upstreams import ETCD, HELM, KIND, KUBERNETES, Platform, Up
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Stands in for minutes of compiling: it counts its calls and writes what -o names.
+# Replaces minutes of compilation: the script records its calls and writes the file of -o.
 GO = """#!/bin/sh
 case "$1" in
 env) echo go1.99.0; exit ;;
@@ -115,10 +115,10 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def refusing_url() -> Iterator[str]:
-    """A site that refuses connections: the port is taken, and nobody listens on it."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+    """A site that refuses connections: its port is bound without a listener."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def machine(tmp_path: Path, refusing_url: str) -> Machine:
 
 @pytest.fixture
 def release(tmp_path: Path) -> Iterator[tuple[Path, ReleaseSites]]:
-    """The files of all official releases, in their layout, and the site with their checksums as they are recorded."""
+    """Files of all official releases in their layout, and a site with their recorded checksums."""
     site = tmp_path / "site"
     platform = this_platform()
     for program in KUBERNETES.programs:

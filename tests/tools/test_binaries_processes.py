@@ -1,4 +1,4 @@
-"""Several processes at once, and processes that are killed."""
+"""Downloads and builds by concurrent and killed processes."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ async def test_killed_build_leaves_nothing_broken(machine: Any, eventually: Any)
     assert list(machine.cache.glob(".*staging*")) == []
 
 
-def test_interrupted_build_keeps_what_was_finished(machine: Any) -> None:
+def test_interrupted_build_keeps_finished_programs(machine: Any) -> None:
     machine.install_go(build='case "$3" in *kube-scheduler) exit 1 ;; esac; ' + "printf '#!/bin/sh\\n' > \"$2\"")
-    first = machine.start()
-    first.communicate(timeout=60)
-    assert first.returncode != 0
+    process = machine.start()
+    process.communicate(timeout=60)
+    assert process.returncode != 0
     machine.install_go()
 
     machine.resolve()

@@ -1,4 +1,4 @@
-"""Only what was asked for is obtained, for the platform that was asked for, and put where it was asked for."""
+"""Selection of programs, platform and target directory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kplane.binaries.upstreams import (
 OTHER = next(p for p in map(parse_platform, ("linux/amd64", "linux/arm64")) if p != this_platform())
 
 
-def test_what_kplane_runs_is_the_default(machine: Any) -> None:
+def test_default_selection_is_kubernetes_and_etcd(machine: Any) -> None:
     machine.install_go()
     binaries = machine.resolve()
     assert tuple(binaries.paths) == (*KUBERNETES.programs, *ETCD.programs)
@@ -31,18 +31,18 @@ def test_what_kplane_runs_is_the_default(machine: Any) -> None:
     assert not machine.directory(KIND).exists()
 
 
-def test_only_what_is_asked_for_is_built(machine: Any) -> None:
+def test_only_requested_programs_are_built(machine: Any) -> None:
     machine.install_go()
 
     binaries = machine.resolve("helm", "etcdutl", "kube-controller-manager")
 
-    asked = [KUBERNETES.packages["kube-controller-manager"], ETCD.packages["etcdutl"], HELM.packages["helm"]]
-    assert machine.built == asked
+    packages = [KUBERNETES.packages["kube-controller-manager"], ETCD.packages["etcdutl"], HELM.packages["helm"]]
+    assert machine.built == packages
     assert binaries.path("helm") == machine.directory(HELM) / "helm"
     assert binaries.directories == tuple(machine.directory(upstream) for upstream in (KUBERNETES, ETCD, HELM))
 
 
-def test_what_was_not_asked_for_is_refused_even_where_it_is_cached(machine: Any) -> None:
+def test_path_of_unrequested_cached_program_is_refused(machine: Any) -> None:
     for upstream in UPSTREAMS:
         machine.fill(machine.directory(upstream), upstream)
 
@@ -65,7 +65,7 @@ def test_unknown_program_is_refused_before_anything_is_obtained(machine: Any) ->
     assert machine.built == []
 
 
-def test_explicit_directory_need_not_hold_helm_and_kind(machine: Any, tmp_path: Path) -> None:
+def test_explicit_directory_may_lack_helm(machine: Any, tmp_path: Path) -> None:
     machine.install_go()
     machine.fill(tmp_path / "explicit", *RUNTIME, KIND)
 
@@ -78,7 +78,7 @@ def test_explicit_directory_need_not_hold_helm_and_kind(machine: Any, tmp_path: 
     assert machine.built == [HELM.packages["helm"]]
 
 
-def test_explicit_directory_need_not_hold_what_is_not_asked_for(machine: Any, tmp_path: Path) -> None:
+def test_explicit_directory_may_lack_unrequested_programs(machine: Any, tmp_path: Path) -> None:
     machine.fill(tmp_path / "explicit", ETCD)
     environment = {"KPLANE_BINARIES_DIR": str(tmp_path / "explicit")}
 
@@ -87,13 +87,13 @@ def test_explicit_directory_need_not_hold_what_is_not_asked_for(machine: Any, tm
         machine.resolve("etcdctl", "kubectl", environment=environment)
 
 
-def test_failure_tells_that_the_explicit_directory_has_no_helm(machine: Any, tmp_path: Path) -> None:
+def test_failure_names_explicit_directory_without_helm(machine: Any, tmp_path: Path) -> None:
     machine.install_go(build="exit 1")
     with pytest.raises(BinariesError, match=rf"- KPLANE_BINARIES_DIR: {tmp_path} has no helm\n- cache"):
         machine.resolve("helm", environment={"KPLANE_BINARIES_DIR": str(tmp_path)})
 
 
-def test_other_platform_is_built_for_and_kept_apart(machine: Any, tmp_path: Path, run_program: Any) -> None:
+def test_other_platform_is_built_into_its_own_cache(machine: Any, tmp_path: Path, run_program: Any) -> None:
     machine.install_go(build='printf "#!/bin/sh\\necho $GOOS/$GOARCH\\n" > "$2"')
     machine.fill(tmp_path / "explicit", *RUNTIME)
     machine.fill(machine.directory(ETCD), ETCD)
@@ -106,7 +106,7 @@ def test_other_platform_is_built_for_and_kept_apart(machine: Any, tmp_path: Path
     assert run_program(binaries.path("etcdctl")) == f"{OTHER.os}/{OTHER.arch}"
 
 
-def test_platforms_are_read_as_images_name_them() -> None:
+def test_parse_platform_accepts_image_platforms() -> None:
     assert parse_platform("linux/arm64") == Platform("linux", "arm64")
     with pytest.raises(
         BinariesError, match=r"'linux/riscv64': kplane does not run on it; use linux/amd64 or linux/arm64"
@@ -114,7 +114,7 @@ def test_platforms_are_read_as_images_name_them() -> None:
         parse_platform("linux/riscv64")
 
 
-def test_copies_are_executable_and_apart_from_the_cache(machine: Any, tmp_path: Path, run_program: Any) -> None:
+def test_copies_are_executable_and_independent_of_the_cache(machine: Any, tmp_path: Path, run_program: Any) -> None:
     machine.fill(machine.directory(ETCD), ETCD)
     into = tmp_path / "build" / "programs"
     into.mkdir(parents=True)
@@ -130,7 +130,7 @@ def test_copies_are_executable_and_apart_from_the_cache(machine: Any, tmp_path: 
     assert run_program(binaries.path("etcdctl")) == "cached"
 
 
-def test_command_line_prints_where_the_programs_are(
+def test_command_line_prints_directories_of_programs(
     machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for upstream in UPSTREAMS:
@@ -158,7 +158,7 @@ def test_command_line_prints_where_the_programs_are(
         (["--platform", "plan9/mips"], "failed to read platform 'plan9/mips'"),
     ],
 )
-def test_command_line_refuses_what_it_does_not_know(
+def test_command_line_refuses_unknown_program_and_platform(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 1

@@ -1,4 +1,4 @@
-"""Where programs come from, in which order, and what is said when they come from nowhere."""
+"""Sources of programs, their order, and the error if no source has a program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_explicit_directory_comes_first(machine: Any, tmp_path: Any) -> None:
     assert binaries.directories == (tmp_path / "explicit",)
 
 
-def test_explicit_directory_must_hold_everything(machine: Any, tmp_path: Any) -> None:
+def test_explicit_directory_must_hold_all_requested_programs(machine: Any, tmp_path: Any) -> None:
     machine.install_go()
     explicit = tmp_path / "explicit"
     machine.fill(explicit, *RUNTIME)
@@ -74,7 +74,7 @@ def test_build_comes_last_and_once(machine: Any, run_program: Any) -> None:
     assert machine.built == [*KUBERNETES.packages.values(), *ETCD.packages.values()]
 
 
-def test_only_what_lacks_is_built(machine: Any, run_program: Any) -> None:
+def test_only_missing_programs_are_built(machine: Any, run_program: Any) -> None:
     machine.install_go()
     for upstream in RUNTIME:
         machine.fill(machine.directory(upstream), upstream)
@@ -88,7 +88,7 @@ def test_only_what_lacks_is_built(machine: Any, run_program: Any) -> None:
     assert run_program(binaries.path("etcd")) == "cached"
 
 
-def test_failure_names_every_way(machine: Any) -> None:
+def test_failure_names_every_source(machine: Any) -> None:
     machine.install_go(build="echo 'no space left on device' >&2; exit 7")
 
     with pytest.raises(BinariesError) as failure:
@@ -114,7 +114,7 @@ def test_cache_that_cannot_be_written_is_named(machine: Any) -> None:
         machine.resolve()
 
 
-def test_site_that_never_answers_is_given_up(machine: Any) -> None:
+def test_connection_to_silent_site_times_out(machine: Any) -> None:
     machine.install_go()
     with socket.socket() as silent, socket.socket() as first, socket.socket() as second:
         # A full backlog: the kernel drops further SYNs, as a firewall would.

@@ -1,4 +1,4 @@
-"""`make check` runs the tests that a change can break, and no others."""
+"""`make check` runs only the tests that a change can break."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def repository(tmp_path: Path) -> Path:
         ("pkg/deleted.py", set()),
     ],
 )
-def test_a_change_concerns_the_tests_that_import_it(repository: Path, changed: str, tests: set[str]) -> None:
-    found = concerned(repository, {repository / changed})
-    assert {path.stem.removeprefix("test_of_") for path in found} == tests
+def test_change_concerns_tests_that_import_or_name_it(repository: Path, changed: str, tests: set[str]) -> None:
+    paths = concerned(repository, {repository / changed})
+    assert {path.stem.removeprefix("test_of_") for path in paths} == tests
 
 
-def test_what_changed_is_everything_since_main_committed_or_not(repository: Path) -> None:
+def test_changed_files_include_commits_and_uncommitted_files(repository: Path) -> None:
     def git(*args: str) -> None:
         identity = ("-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false")
         subprocess.run(["git", *identity, *args], cwd=repository, check=True, capture_output=True)

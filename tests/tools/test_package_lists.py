@@ -30,12 +30,12 @@ def test_component_is_folder_with_package_of_its_name(tmp_path: Path) -> None:
         ("{}, without api, data, and e2e", '["e2e"]'),
     ],
 )
-def test_list_holds_what_its_comment_says(comment: str, expected: str) -> None:
+def test_list_holds_components_of_its_comment(comment: str, expected: str) -> None:
     tail = f"  # every component as {comment}\n"
     assert with_lists(f"src = []{tail}", names=["api", "data"]) == f"src = {expected}{tail}"
 
 
-def test_list_without_comment_is_not_changed() -> None:
+def test_list_without_comment_is_unchanged() -> None:
     assert with_lists('src = ["x"]  # ours\n', names=["api"]) == 'src = ["x"]  # ours\n'
 
 

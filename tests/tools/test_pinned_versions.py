@@ -1,4 +1,4 @@
-"""The version of an upstream is one setting, and changing it is one command."""
+"""Each upstream version is a single setting, and a single command updates the version."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_version_is_not_taken_from_a_longer_module_name(tmp_path: Path) -> None:
     assert upstream.version == "1.2.3"
 
 
-def test_go_mod_without_the_version_is_named(tmp_path: Path) -> None:
+def test_go_mod_without_the_version_is_an_error(tmp_path: Path) -> None:
     upstream = dataclasses.replace(ETCD, directory=tmp_path)
     with pytest.raises(BinariesError, match=r"failed to read the version of etcd: .*go\.mod"):
         _ = upstream.version
@@ -69,7 +69,7 @@ def test_go_mod_without_the_version_is_named(tmp_path: Path) -> None:
         _ = upstream.version
 
 
-def test_built_programs_tell_their_version() -> None:
+def test_linker_flags_set_the_version_of_programs() -> None:
     flags = _ldflags(KUBERNETES)
     major, minor, _ = KUBERNETES.version.split(".", 2)
     assert f"-X k8s.io/component-base/version.gitVersion=v{KUBERNETES.version}" in flags
@@ -80,15 +80,15 @@ def test_built_programs_tell_their_version() -> None:
 
 
 @pytest.mark.parametrize("upstream", UPSTREAMS, ids=lambda upstream: upstream.name)
-def test_committed_go_mod_is_what_an_update_writes(upstream: Upstream) -> None:
+def test_committed_go_mod_equals_rendered_go_mod(upstream: Upstream) -> None:
     committed = (upstream.directory / "go.mod").read_text()
-    theirs = "\n".join(
+    upstream_go_mod = "\n".join(
         [
             *re.findall(r"^(?:go|godebug) \S+$", committed, re.MULTILINE),
             *(f"\t{module} => ./staging/" for module in re.findall(r"^\t(\S+) => ", committed, re.MULTILINE)),
         ]
     )
-    rendered = render_go_mod(upstream, version=upstream.version, theirs=theirs)
+    rendered = render_go_mod(upstream, version=upstream.version, theirs=upstream_go_mod)
     requirements = re.compile(r"\n+^require (?:\(.*?^\)|\S+ \S+$)", re.MULTILINE | re.DOTALL)
     assert requirements.sub("", rendered) == requirements.sub("", committed)
 
@@ -118,7 +118,7 @@ def test_update_pins_the_version_and_all_staging_modules(machine: Any, tmp_path:
     ("upstream", "image"),
     [(ETCD, "registry.k8s.io/etcd:v9.8.7"), (KUBERNETES, "registry.k8s.io/kube-apiserver:v9.8.7")],
 )
-def test_update_names_the_version_wherever_an_image_has_it(
+def test_update_replaces_version_in_all_image_references(
     machine: Any, tmp_path: Path, upstream: Upstream, image: str
 ) -> None:
     _copy_named(tmp_path)
@@ -136,13 +136,13 @@ def test_update_names_the_version_wherever_an_image_has_it(
         assert len((ROOT / name).read_text().splitlines()) == len((tmp_path / name).read_text().splitlines())
 
 
-def test_go_mod_asks_for_a_go_that_can_read_it() -> None:
-    """kind's own asks for Go 1.17, which knows no `tool`."""
+def test_rendered_go_mod_requires_at_least_go_1_24() -> None:
+    """The go.mod of kind requires Go 1.17, which does not know `tool`."""
     assert "\ngo 1.24.0\n" in render_go_mod(KIND, version="0.33.0", theirs="module sigs.k8s.io/kind\n\ngo 1.17\n")
     assert "\ngo 1.27.0\n" in render_go_mod(KIND, version="0.33.0", theirs="module sigs.k8s.io/kind\n\ngo 1.27.0\n")
 
 
-def test_update_that_fails_changes_nothing(machine: Any, tmp_path: Path) -> None:
+def test_failed_update_changes_no_file(machine: Any, tmp_path: Path) -> None:
     upstream = _copy(ETCD, tmp_path / "etcd")
     before = {path.name: path.read_bytes() for path in upstream.directory.iterdir()}
     _install_fake_go(machine, theirs=tmp_path / "theirs.mod", tidy="echo 'no such module' >&2; exit 1")
@@ -155,7 +155,7 @@ def test_update_that_fails_changes_nothing(machine: Any, tmp_path: Path) -> None
     assert {path.name: path.read_bytes() for path in upstream.directory.iterdir()} == before
 
 
-def test_old_go_is_not_taken(machine: Any) -> None:
+def test_old_go_on_path_is_replaced_by_the_wheel(machine: Any) -> None:
     machine.install_go()
     command = machine.home / "bin" / "go"
     command.write_text("#!/bin/sh\necho go1.20.3\n")
@@ -169,7 +169,7 @@ def test_old_go_is_not_taken(machine: Any) -> None:
     )
 
 
-def test_user_settings_of_go_do_not_change_the_build(machine: Any) -> None:
+def test_go_settings_of_user_do_not_change_the_build(machine: Any) -> None:
     machine.install_go()
     environment = {
         **machine.environment,

@@ -1,4 +1,4 @@
-"""What is downloaded is what this repository has the checksum of, or it is not taken."""
+"""Downloads are used only if they match the checksums that the repository records."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tools.checksums import PLATFORMS
 
 
 def _only(site: Path, name: str) -> Path:
-    (found,) = site.rglob(name)
-    return found
+    (file,) = site.rglob(name)
+    return file
 
 
-def test_wrong_checksum_of_a_program_is_refused(machine: Any, release: tuple[Path, ReleaseSites]) -> None:
+def test_program_with_wrong_checksum_is_refused(machine: Any, release: tuple[Path, ReleaseSites]) -> None:
     site, machine.sites = release
     machine.install_go(build="exit 1")
     with _only(site, "kube-scheduler").open("ab") as file:
@@ -37,7 +37,7 @@ def test_wrong_checksum_of_a_program_is_refused(machine: Any, release: tuple[Pat
     assert not (machine.directory(KUBERNETES) / "kube-scheduler").exists()
 
 
-def test_wrong_checksum_of_an_archive_is_refused(machine: Any, release: tuple[Path, ReleaseSites]) -> None:
+def test_archive_with_wrong_checksum_is_refused_and_built(machine: Any, release: tuple[Path, ReleaseSites]) -> None:
     site, machine.sites = release
     machine.install_go()
     with _only(site, "etcd-*.tar.gz").open("ab") as file:
@@ -49,7 +49,7 @@ def test_wrong_checksum_of_an_archive_is_refused(machine: Any, release: tuple[Pa
     assert machine.built == list(ETCD.packages.values())
 
 
-def test_site_that_changes_a_program_and_its_checksum_is_refused(
+def test_program_with_unrecorded_published_checksum_is_refused(
     machine: Any, release: tuple[Path, ReleaseSites]
 ) -> None:
     site, machine.sites = release
@@ -64,7 +64,7 @@ def test_site_that_changes_a_program_and_its_checksum_is_refused(
     assert machine.built == list(KUBERNETES.packages.values())
 
 
-def test_release_without_the_version_falls_through(machine: Any, release: tuple[Path, ReleaseSites]) -> None:
+def test_missing_release_files_are_built(machine: Any, release: tuple[Path, ReleaseSites]) -> None:
     site, machine.sites = release
     machine.install_go()
     _only(site, "kube-apiserver").unlink()
@@ -90,7 +90,7 @@ def test_program_without_a_recorded_checksum_is_built(machine: Any, release: tup
 
 @pytest.mark.parametrize("upstream", UPSTREAMS, ids=lambda upstream: upstream.name)
 def test_recorded_checksums_are_of_the_pinned_version(upstream: Upstream) -> None:
-    """Those of another version are never read: a build from source replaces the download without a notice."""
+    """Checksums of another version are never read: a build from source silently replaces the download."""
     expected = {
         upstream.fill(upstream.release.file, platform=platform, program=program)
         for platform in PLATFORMS
@@ -99,7 +99,7 @@ def test_recorded_checksums_are_of_the_pinned_version(upstream: Upstream) -> Non
     assert set(recorded(upstream)) in (set(), expected)
 
 
-def test_a_record_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_unreadable_record_of_checksums_is_refused(tmp_path: Path) -> None:
     upstream = dataclasses.replace(KIND, directory=tmp_path)
     assert recorded(upstream) == {}
     upstream.recorded.write_text("# A comment.\n\nabc  v1/kind\n")
@@ -122,12 +122,12 @@ def test_published_checksums_are_recorded(
 
     checksums.record(copy, sites=sites, report=lambda line: None)
 
-    found = recorded(copy)
-    assert len(found) == (len(upstream.programs) if upstream.release.member is None else 1)
-    assert found.items() <= (sites.checksums or {}).items()
+    checksums_by_path = recorded(copy)
+    assert len(checksums_by_path) == (len(upstream.programs) if upstream.release.member is None else 1)
+    assert checksums_by_path.items() <= (sites.checksums or {}).items()
 
 
-def test_a_project_that_publishes_no_checksums_is_built(machine: Any, release: tuple[Path, ReleaseSites]) -> None:
+def test_program_without_published_checksums_is_built(machine: Any, release: tuple[Path, ReleaseSites]) -> None:
     machine.sites = release[1]
     machine.install_go()
 
@@ -139,7 +139,7 @@ def test_a_project_that_publishes_no_checksums_is_built(machine: Any, release: t
         checksums.record(KWOK, sites=machine.sites)
 
 
-def test_download_that_stops_midway_is_continued_by_a_build(machine: Any, release: tuple[Path, ReleaseSites]) -> None:
+def test_programs_after_a_failed_download_are_built(machine: Any, release: tuple[Path, ReleaseSites]) -> None:
     site, machine.sites = release
     machine.install_go()
     _only(site, "kube-scheduler").unlink()
@@ -161,7 +161,7 @@ def test_helm_and_kind_come_from_their_releases(
 
 
 @pytest.mark.parametrize(("program", "file"), [("helm", "helm-v*.tar.gz"), ("kind", "kind-linux-*[0-9]")])
-def test_wrong_checksum_of_helm_or_kind_is_refused(
+def test_helm_or_kind_with_wrong_checksum_is_refused(
     machine: Any, release: tuple[Path, ReleaseSites], program: str, file: str
 ) -> None:
     site, machine.sites = release

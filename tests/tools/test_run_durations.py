@@ -1,4 +1,4 @@
-"""The run tells where its time went, and fails above its budget."""
+"""Report of durations of a test run, and failure above its budget."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def step(name: str, seconds: float, **tests: float) -> Step:
     return Step(name, seconds, [Timed(test, took) for test, took in tests.items()])
 
 
-def test_a_step_is_read_from_the_file_that_pytest_writes(tmp_path: Path) -> None:
+def test_step_is_read_from_junit_xml(tmp_path: Path) -> None:
     (tmp_path / "unit.xml").write_text(JUNIT)
     tests = [Timed("tests.a::test_one", 3.5), Timed("tests.a::test_two[x]", 0.1)]
     assert read(tmp_path / "unit.xml") == Step("unit", 8.25, tests)
 
 
-def test_the_report_names_the_slowest_first_and_each_step() -> None:
+def test_report_lists_steps_and_slowest_tests() -> None:
     many = {f"t{number}": float(number) for number in range(1, 15)}
     lines = describe([step("unit", 65.4, **many), step("e2e", 3600, long=99.0)], BUDGET).splitlines()
     assert lines[:2] == ["    1:05  unit, 14 tests", "   60:00  e2e, 1 tests"]
@@ -39,16 +39,16 @@ def test_the_report_names_the_slowest_first_and_each_step() -> None:
     assert [line.split()[-1] for line in lines[4:]] == ["long", *(f"t{number}" for number in range(14, 5, -1))]
 
 
-def test_a_run_above_its_target_and_below_its_limit_is_good() -> None:
+def test_run_between_target_and_limit_has_no_complaints() -> None:
     assert complaints([step("unit", 61, one=30.0), step("e2e", 59)], BUDGET) == []
 
 
-def test_the_limit_is_that_of_all_steps_together() -> None:
+def test_limit_applies_to_sum_of_all_steps() -> None:
     [complaint] = complaints([step("unit", 61), step("e2e", 60)], BUDGET)
     assert complaint == "the run took 2:01, more than its limit of 2:00"
 
 
-def test_a_test_above_its_limit_is_named() -> None:
+def test_slow_test_above_limit_is_named() -> None:
     [complaint] = complaints([step("unit", 61, one=30.5, two=29.0)], BUDGET)
     assert complaint.startswith("one took 30 s, more than the 30 s")
     anything_goes = Budget(target_seconds=60, limit_seconds=120)
@@ -61,17 +61,17 @@ def test_each_run_has_a_budget_with_headroom(run: str) -> None:
     assert 0 < budget.target_seconds < budget.limit_seconds
 
 
-def test_commands_of_a_step_all_run_and_are_timed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_step_runs_all_commands_and_records_durations(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     commands = [f"{sys.executable} -c 'print(1)'", "false", f"{sys.executable} -c 'print(2)'"]
     assert steps.run("lint", commands, reports=tmp_path / "reports") is False
     assert [line for line in capfd.readouterr().out.splitlines() if line.isdigit()] == ["1", "2"]
-    found = read(tmp_path / "reports" / "lint.xml")
-    assert [test.name for test in found.tests][1] == "lint::false"
-    assert found.seconds == pytest.approx(sum(test.seconds for test in found.tests), abs=0.01)
+    step = read(tmp_path / "reports" / "lint.xml")
+    assert [test.name for test in step.tests][1] == "lint::false"
+    assert step.seconds == pytest.approx(sum(test.seconds for test in step.tests), abs=0.01)
     assert steps.run("lint", ["true"], reports=tmp_path) is True
 
 
-def test_the_command_fails_with_the_run(
+def test_durations_command_fails_without_reports_or_above_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

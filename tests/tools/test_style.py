@@ -1,4 +1,4 @@
-"""The style check: what it reads as prose, and what it finds there."""
+"""The style check: extraction of prose, and findings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tools.style import (
 LONG = " ".join(["word"] * 26) + "."
 
 
-def test_a_sentence_ends_at_its_full_stop_and_code_is_one_word() -> None:
+def test_sentences_end_at_full_stops_and_code_is_a_word() -> None:
     assert sentences("Run `make test -n 2. Now` first. See [the page](https://a.example/b). Then 1.2 is out.") == [
         "Run code first.",
         "See the page.",
@@ -26,7 +26,7 @@ def test_a_sentence_ends_at_its_full_stop_and_code_is_one_word() -> None:
     ]
 
 
-def test_markdown_gives_paragraphs_and_items_without_code_tables_and_headings() -> None:
+def test_prose_of_markdown_has_only_paragraphs_and_items() -> None:
     text = """# Heading
 
 First line
@@ -50,7 +50,7 @@ not prose
     ]
 
 
-def test_python_gives_docstrings_comments_and_messages() -> None:
+def test_prose_of_python_has_docstrings_comments_and_messages() -> None:
     text = '''"""About the module."""
 
 # Why it is so,
@@ -77,7 +77,7 @@ def f():
         ("It goes on to the next step.", []),
     ],
 )
-def test_long_sentences_and_discouraged_words_are_found(text: str, problems: list[str]) -> None:
+def test_check_prose_finds_long_sentences_and_discouraged_words(text: str, problems: list[str]) -> None:
     assert [finding.problem for finding in check_prose("docs/page.md", [(4, text)])] == problems
 
 
@@ -90,11 +90,11 @@ def test_long_sentences_and_discouraged_words_are_found(text: str, problems: lis
         ("mcm: " + "x" * 68, False),
     ],
 )
-def test_subjects_of_commits_name_their_area(subject: str, accepted: bool) -> None:
+def test_check_subject_requires_area_and_maximum_length(subject: str, accepted: bool) -> None:
     assert (check_subject(subject) == "") is accepted
 
 
-def test_vague_words_are_counted_per_ten_thousand_words_outside_of_code() -> None:
+def test_vague_shares_are_per_ten_thousand_words_without_code() -> None:
     named = ["The control plane sleeps."] * (FEWEST_WORDS // 4)
     vague = ["It says what `what` is, so long nobody looks."]
     shares = vague_shares([*named, *vague])
@@ -106,10 +106,10 @@ def test_vague_words_are_counted_per_ten_thousand_words_outside_of_code() -> Non
     }
 
 
-def test_vague_words_of_short_component_are_not_counted() -> None:
+def test_vague_shares_of_short_text_are_empty() -> None:
     assert vague_shares(["What nobody says."]) == {}
 
 
-def test_explanations_leave_out_messages() -> None:
+def test_explanations_omit_messages() -> None:
     text = '"""Docstring."""\nx = "a message of more than four words"  # comment\n'
     assert [paragraph for _, paragraph in explanations(text)] == ["Docstring.", "comment"]

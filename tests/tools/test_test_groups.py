@@ -1,4 +1,4 @@
-"""pytest-xdist keeps the tests of one group in one process."""
+"""pytest-xdist runs all tests of a group in the same process."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ import pytest
 
 
 @pytest.mark.xdist_group("one")
-def test_a_test_has_its_group_in_its_id(request: pytest.FixtureRequest) -> None:
-    """Its scheduler reads the group from there. Without it each process makes the fixtures of a module once more."""
+def test_node_id_ends_with_xdist_group(request: pytest.FixtureRequest) -> None:
+    """The scheduler reads the group from the test id. Without a group, each process repeats module fixtures."""
     assert "PYTEST_XDIST_WORKER" not in os.environ or request.node.nodeid.endswith("@one")

@@ -1,4 +1,4 @@
-"""The wheels of both distributions, built from this checkout."""
+"""Wheels of both distributions, built from this checkout."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def build(project: Path, directory: Path) -> zipfile.ZipFile:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """The wheel of kplane."""
+    """Wheel of kplane."""
     return build(ROOT, tmp_path_factory.mktemp("kplane"))
 
 
 @pytest.fixture(scope="session")
 def provider_wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """The wheel of kplane-provider."""
+    """Wheel of kplane-provider."""
     return build(ROOT / "provider", tmp_path_factory.mktemp("provider"))

@@ -1,4 +1,4 @@
-"""An editor on a clone without an environment: it finds the names of the components."""
+"""Editors and type checkers on a clone without a virtual environment."""
 
 from __future__ import annotations
 
@@ -20,24 +20,28 @@ reveal_type(FileProvider)
 """
 
 
-def test_checkers_of_types_look_into_every_component() -> None:
+def test_mypy_pyright_and_ruff_search_every_component() -> None:
     assert [path.rpartition("/")[2] for path in TOOLS["mypy"]["mypy_path"]] == COMPONENTS
     assert TOOLS["pyright"]["extraPaths"] == [*COMPONENTS, "examples/kopf"]
     assert TOOLS["ruff"]["src"] == [*COMPONENTS, "."]
 
 
-def test_pyright_finds_the_runtime_in_a_clone_without_an_environment(tmp_path: Path) -> None:
+def test_pyright_resolves_runtime_in_clone_without_environment(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
     for component in COMPONENTS:
         (tmp_path / component).symlink_to(ROOT / component)
     (tmp_path / "program.py").write_text(PROGRAM)
-    # A Python without packages: no editable install helps.
+    # This Python has no packages, and so no editable install.
     bare = Path(sys.base_prefix) / "bin" / "python3"
     command = [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", str(bare), "program.py"]
     checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240)
-    found = json.loads(checked.stdout)["generalDiagnostics"]
-    told = [each["message"] for each in found if each["file"].endswith("program.py") and each["severity"] != "warning"]
-    assert [message for message in told if "reveal_type" not in message] == [
+    diagnostics = json.loads(checked.stdout)["generalDiagnostics"]
+    messages = [
+        diagnostic["message"]
+        for diagnostic in diagnostics
+        if diagnostic["file"].endswith("program.py") and diagnostic["severity"] != "warning"
+    ]
+    assert [message for message in messages if "reveal_type" not in message] == [
         'Type of "Manager" is "type[Manager]"',
         'Type of "FileProvider" is "type[FileProvider]"',
     ], checked.stdout + checked.stderr

@@ -1,4 +1,4 @@
-"""The wheel of the multicluster runtime: its files, its version, and that it runs without kplane."""
+"""Wheel of the multicluster runtime: files, version, dependencies, and use without kplane."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ print(*kplane.__path__)
 """
 
 
-def test_wheel_holds_the_runtime_and_nothing_else(provider_wheel: zipfile.ZipFile) -> None:
+def test_wheel_has_exactly_the_files_of_the_runtime(provider_wheel: zipfile.ZipFile) -> None:
     names = [name for name in provider_wheel.namelist() if ".dist-info/" not in name]
     files = (ROOT / "provider" / "kplane").rglob("*")
-    ours = {str(path.relative_to(ROOT / "provider")) for path in files if path.is_file() and path.suffix != ".pyc"}
-    assert set(names) == ours
+    sources = {str(path.relative_to(ROOT / "provider")) for path in files if path.is_file() and path.suffix != ".pyc"}
+    assert set(names) == sources
     assert "kplane/provider/py.typed" in names
     assert [name for name in provider_wheel.namelist() if name.endswith("licenses/LICENSE")]
 
@@ -64,22 +64,24 @@ def metadata_of(wheel: zipfile.ZipFile) -> Message:
 
 
 def requirements_of(metadata: Message) -> dict[str, Requirement]:
-    found = map(Requirement, metadata.get_all("Requires-Dist", []))
-    return {requirement.name: requirement for requirement in found}
+    requirements = map(Requirement, metadata.get_all("Requires-Dist", []))
+    return {requirement.name: requirement for requirement in requirements}
 
 
-def test_versions_of_both_distributions_agree(provider_wheel: zipfile.ZipFile, wheel: zipfile.ZipFile) -> None:
-    """kplane needs the very version of the runtime that it was released with: pip refuses another one."""
+def test_kplane_requires_the_runtime_of_its_own_version(
+    provider_wheel: zipfile.ZipFile, wheel: zipfile.ZipFile
+) -> None:
+    """pip refuses any other version of the runtime."""
     runtime, kplane = metadata_of(provider_wheel), metadata_of(wheel)
     assert runtime["Version"] == kplane["Version"]
     assert str(requirements_of(kplane)["kplane-provider"]) == f"kplane-provider=={runtime['Version']}"
 
 
-def test_dependencies_of_the_runtime_are_bounded_as_those_of_kplane(provider_wheel: zipfile.ZipFile) -> None:
+def test_runtime_bounds_dependencies_like_kplane(provider_wheel: zipfile.ZipFile) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     of_kplane = map(Requirement, [*project["dependencies"], *project["optional-dependencies"]["operator"]])
-    bounds = {name: each.specifier for name, each in requirements_of(metadata_of(provider_wheel)).items()}
-    assert bounds.items() <= {each.name: each.specifier for each in of_kplane}.items()
+    bounds = {name: requirement.specifier for name, requirement in requirements_of(metadata_of(provider_wheel)).items()}
+    assert bounds.items() <= {requirement.name: requirement.specifier for requirement in of_kplane}.items()
     assert {"aiohttp", "kopf"} <= bounds.keys()
 
 

@@ -1,4 +1,4 @@
-"""The built wheel: what it holds, and that it works beside a project whose packages are named like our components."""
+"""Wheel of kplane: files, and use beside a project whose packages are named like our components."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 COMPONENTS = sorted({path.parent.name for path in ROOT.glob("*/kplane/*/__init__.py")} - {"provider"})
-"""All but the runtime, which is a distribution of its own."""
+"""All components except the runtime, which is a separate distribution."""
 PROGRAM = """
 import api.own, provider.own, tools.own
 import kplane.cli.main, kplane.controlplane_operator.main, kplane.mcm.main, kplane.testing.plugin
@@ -24,32 +24,32 @@ print(KUBERNETES.go_mod.is_file(), (EXAMPLES / "class.yaml").is_file(), (CHART /
 """
 
 
-def test_it_installs_one_name(wheel: zipfile.ZipFile) -> None:
+def test_wheel_has_only_package_kplane_with_all_components(wheel: zipfile.ZipFile) -> None:
     names = wheel.namelist()
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"kplane"}
     assert sorted({name.split("/")[1] for name in names if name.startswith("kplane/")}) == COMPONENTS
     outside = ("configmaps.py", "README.md")
     strange = [name for name in names if "/tests/" in name or "examples" in name or name.endswith(outside)]
     assert strange == []
-    # Folders of the examples are projects of their own.
+    # Folders of the examples are separate projects.
     assert [name for name in names if name.partition("/demo/manifests/")[2].count("/")] == []
     assert "kplane/embedded/data/fake-nodes.yaml" in names
 
 
-def test_wheels_share_no_file(wheel: zipfile.ZipFile, provider_wheel: zipfile.ZipFile) -> None:
-    """pip installs both. If it removes one, it leaves the files of the other."""
+def test_wheels_of_both_distributions_share_no_file(wheel: zipfile.ZipFile, provider_wheel: zipfile.ZipFile) -> None:
+    """If pip uninstalls a distribution, the files of the other distribution stay."""
     assert set(wheel.namelist()).isdisjoint(provider_wheel.namelist())
 
 
-def test_every_component_is_typed(wheel: zipfile.ZipFile) -> None:
+def test_every_component_has_py_typed(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
     assert {f"kplane/{component}/py.typed" for component in COMPONENTS} <= names
 
 
-def test_it_works_beside_packages_named_like_components(
+def test_wheel_works_beside_packages_named_like_components(
     wheel: zipfile.ZipFile, provider_wheel: zipfile.ZipFile, tmp_path: Path
 ) -> None:
-    """In an environment of its own: the dependencies are there, this checkout is not."""
+    """The environment has the dependencies, and not this checkout."""
     environment = tmp_path / "environment"
     venv.create(environment, with_pip=False)
     (packages,) = environment.glob("lib/python*/site-packages")

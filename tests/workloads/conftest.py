@@ -1,4 +1,4 @@
-"""A runtime over a directory of its own, with programs that tests write, on each event loop that we support."""
+"""A process runtime in a temporary directory, with programs of the tests, on each supported event loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pytest_asyncio_loop_factories(config, item) -> Mapping[str, Callable[[], asy
 
 
 class Sandbox:
-    """What a test of the runtime needs."""
+    """A directory for runtimes, with helpers that start and observe components."""
 
     def __init__(self, directory: Path, eventually: Callable) -> None:
         self.directory = directory
@@ -50,7 +50,7 @@ class Sandbox:
         )
 
     async def phase(self, runtime: ProcessRuntime, name: str, phase: Phase, **also):
-        """Wait until the component is in this phase, and in a state that has these values too."""
+        """Wait until the component has this phase, and its state has the values of `also`."""
         return await self._eventually(
             lambda: runtime.state(name),
             lambda state: state.phase is phase and all(getattr(state, key) == value for key, value in also.items()),
@@ -63,7 +63,7 @@ class Sandbox:
         await self._eventually(lambda: running(pid), lambda runs: not runs)
 
     async def supervisor(self, name: str, *, lifetime: str, script: str) -> tuple[asyncio.subprocess.Process, int]:
-        """Start another process with a runtime over this directory; returns it and the pid of its component."""
+        """Start a process with a runtime in this directory. Returns the process and the pid of its component."""
         supervisor = await asyncio.create_subprocess_exec(
             *(sys.executable, PROGRAMS / "supervisor.py", self.directory, name, lifetime, script),
             stdout=asyncio.subprocess.PIPE,
@@ -92,7 +92,7 @@ async def sandbox(tmp_path: Path, eventually: Callable) -> AsyncIterator[Sandbox
     await end_processes(tmp_path, grace_seconds=0.0)
     async with sandbox.runtime() as runtime:
         for name in runtime.names():
-            await runtime.delete(name)  # gives the ports back
+            await runtime.delete(name)  # releases the ports
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What becomes of components when their supervisor dies."""
+"""Components whose supervisor has died: the next runtime adopts or ends them."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ async def killed_supervisor(sandbox, name: str, *, lifetime: str, script: str) -
     return pid
 
 
-async def test_an_independent_component_is_adopted(sandbox, is_running) -> None:
+async def test_independent_component_is_adopted_by_next_runtime(sandbox, is_running) -> None:
     pid = await killed_supervisor(sandbox, "plain", lifetime="Independent", script=FOREVER)
     async with sandbox.runtime() as runtime:
         assert runtime.names() == ["plain"]
-        found = runtime.state("plain")
-        assert (found.phase, found.pid) == (Phase.STARTING, pid)
-        assert "not described again yet" in found.message
+        adopted = runtime.state("plain")
+        assert (adopted.phase, adopted.pid) == (Phase.STARTING, pid)
+        assert "not described again yet" in adopted.message
 
         component = sandbox.shell("plain", FOREVER)
         await runtime.apply(component)
         await sandbox.phase(runtime, "plain", Phase.READY, pid=pid)
 
         os.kill(pid, signal.SIGKILL)
-        again = await sandbox.phase(runtime, "plain", Phase.READY, restarts=1)
-        assert again.exit_code is None, "only a parent is told"
+        restarted = await sandbox.phase(runtime, "plain", Phase.READY, restarts=1)
+        assert restarted.exit_code is None, "only a parent is told"
         await runtime.stop("plain")
         assert find_processes(sandbox.directory) == []
 
 
-async def test_another_description_replaces_an_adopted_component(sandbox, is_running) -> None:
+async def test_changed_description_replaces_an_adopted_component(sandbox, is_running) -> None:
     pid = await killed_supervisor(sandbox, "plain", lifetime="Independent", script=FOREVER)
     async with sandbox.runtime() as runtime:
         await runtime.apply(sandbox.shell("plain", "exec sleep 2000"))
@@ -49,7 +49,7 @@ async def test_another_description_replaces_an_adopted_component(sandbox, is_run
 
 
 @pytest.mark.parametrize("call", ["stop", "delete"])
-async def test_an_adopted_component_can_be_ended_without_its_description(sandbox, is_running, call) -> None:
+async def test_adopted_component_can_be_ended_without_description(sandbox, is_running, call) -> None:
     pid = await killed_supervisor(sandbox, "plain", lifetime="Independent", script=FOREVER)
     async with sandbox.runtime() as runtime:
         await getattr(runtime, call)("plain")
@@ -58,7 +58,7 @@ async def test_an_adopted_component_can_be_ended_without_its_description(sandbox
         assert runtime.names() == (["plain"] if call == "stop" else [])
 
 
-async def test_an_adopted_component_that_ends_undescribed_waits_for_its_description(sandbox) -> None:
+async def test_adopted_component_that_exits_waits_for_its_description(sandbox) -> None:
     pid = await killed_supervisor(sandbox, "plain", lifetime="Independent", script=FOREVER)
     async with sandbox.runtime() as runtime:
         os.kill(pid, signal.SIGTERM)
@@ -67,7 +67,7 @@ async def test_an_adopted_component_that_ends_undescribed_waits_for_its_descript
         await sandbox.phase(runtime, "plain", Phase.READY)
 
 
-async def test_the_children_of_an_adopted_component_end_with_it(sandbox, is_running) -> None:
+async def test_stop_of_an_adopted_component_ends_its_children(sandbox, is_running) -> None:
     script = "echo $$ > pid; sleep 1000 & echo $! > child; wait"
     pid = await killed_supervisor(sandbox, "parent", lifetime="Independent", script=script)
     child = int(await sandbox.text(sandbox.directory / "parent/child"))
@@ -78,7 +78,7 @@ async def test_the_children_of_an_adopted_component_end_with_it(sandbox, is_runn
         assert not is_running(child)
 
 
-async def test_a_bound_component_dies_with_its_supervisor_and_leaves_no_children(sandbox, is_running) -> None:
+async def test_bound_component_dies_and_next_runtime_ends_its_children(sandbox, is_running) -> None:
     script = "sleep 1000 & echo $! > child; wait"
     supervisor, pid = await sandbox.supervisor("bound", lifetime="Bound", script=script)
     child = int(await sandbox.text(sandbox.directory / "bound/child"))
@@ -93,14 +93,14 @@ async def test_a_bound_component_dies_with_its_supervisor_and_leaves_no_children
         assert runtime.names() == ["bound"]
 
 
-async def test_a_bound_component_has_ordinary_signal_handling(runtime, sandbox) -> None:
+async def test_bound_component_does_not_ignore_sigpipe(runtime, sandbox) -> None:
     script = "grep SigIgn /proc/self/status > data/ignored; exec sleep 1000"
     await runtime.apply(sandbox.shell("bound", script, data=True, lifetime=Lifetime.BOUND))
-    ignored = int((await sandbox.text(sandbox.directory / "bound/data/ignored")).split()[1], 16)
-    assert not ignored & (1 << (signal.SIGPIPE - 1))
+    ignored_signals = int((await sandbox.text(sandbox.directory / "bound/data/ignored")).split()[1], 16)
+    assert not ignored_signals & (1 << (signal.SIGPIPE - 1))
 
 
-async def test_a_later_runtime_in_the_same_process_adopts_too(sandbox) -> None:
+async def test_later_runtime_in_the_same_process_adopts_component(sandbox) -> None:
     component = sandbox.shell("plain", FOREVER)
     async with sandbox.runtime() as runtime:
         await runtime.apply(component)
@@ -112,7 +112,7 @@ async def test_a_later_runtime_in_the_same_process_adopts_too(sandbox) -> None:
         await sandbox.phase(runtime, "plain", Phase.READY, restarts=1, exit_code=-signal.SIGKILL)
 
 
-async def test_a_component_whose_directory_was_removed_under_it_is_still_known(sandbox, is_running) -> None:
+async def test_component_with_removed_directory_is_still_adopted(sandbox, is_running) -> None:
     pid = await killed_supervisor(sandbox, "plain", lifetime="Independent", script=FOREVER)
     shutil.rmtree(sandbox.directory / "plain")
     async with sandbox.runtime() as runtime:
@@ -125,16 +125,16 @@ async def test_a_component_whose_directory_was_removed_under_it_is_still_known(s
         assert not is_running(pid)
 
 
-async def test_half_removed_components_are_removed_on_the_next_entry(sandbox) -> None:
+async def test_partly_removed_components_are_removed_on_next_entry(sandbox) -> None:
     async with sandbox.runtime():
-        left = sandbox.directory / ".removed-x-0123/data"
-        left.mkdir(parents=True)
+        remnant = sandbox.directory / ".removed-x-0123/data"
+        remnant.mkdir(parents=True)
     async with sandbox.runtime() as runtime:
         assert runtime.names() == []
         assert [path.name for path in sandbox.directory.iterdir()] == [".lock"]
 
 
-async def test_end_processes_ends_all_below_a_directory_and_no_others(sandbox, tmp_path, is_running) -> None:
+async def test_end_processes_ends_only_processes_below_directory(sandbox, tmp_path, is_running) -> None:
     stubborn = "trap '' TERM; sleep 1000 & touch ready; while :; do wait; done"
     async with sandbox.runtime() as runtime:
         await runtime.apply(sandbox.shell("plain", FOREVER))

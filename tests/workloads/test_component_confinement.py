@@ -1,4 +1,4 @@
-"""A component that may read its own files only: what it reaches of its neighbour, its supervisor and the machine."""
+"""Confined components: access to their own files, a neighbour, the supervisor, and files of the machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOREVER = "exec sleep 1000"
 
 
 async def tried(sandbox: Any, runtime: Any, attempts: dict[str, str], **fields: Any) -> dict[str, str]:
-    """Have a component make each attempt; returns what each wrote."""
+    """Run each attempt in a component. Returns the output of each attempt by name."""
     script = "; ".join(f"{{ {attempt}; }} > data/{name} 2>&1" for name, attempt in attempts.items())
     component = sandbox.shell("thief", f"{script}; touch data/done; {FOREVER}", data=True, **fields)
     await runtime.apply(component)
@@ -29,14 +29,14 @@ async def tried(sandbox: Any, runtime: Any, attempts: dict[str, str], **fields: 
 
 
 @pytest.mark.parametrize("confined", [True, False])
-async def test_a_confined_component_reads_nothing_of_its_neighbour_or_supervisor(
+async def test_confined_component_cannot_read_neighbour_or_supervisor(
     sandbox: Any, runtime: Any, confined: bool, tmp_path: Path, is_running: Callable[[int], bool]
 ) -> None:
     secret = secrets.token_hex()
     (tmp_path / "identity").write_text(secret)
     await runtime.apply(sandbox.shell("neighbour", FOREVER, files={"kubeconfig": File(secret.encode())}))
     neighbour, pid = sandbox.directory / "neighbour", runtime.state("neighbour").pid
-    wrote = await tried(
+    outputs = await tried(
         sandbox,
         runtime,
         {
@@ -51,19 +51,19 @@ async def test_a_confined_component_reads_nothing_of_its_neighbour_or_supervisor
         lifetime=Lifetime.BOUND,
         reads=() if confined else None,
     )
-    refused = {name: "Permission denied" in text for name, text in wrote.items()}
-    assert refused == dict.fromkeys(wrote, confined)
-    assert (secret in "".join(wrote.values())) is not confined
+    refusals = {name: "Permission denied" in text for name, text in outputs.items()}
+    assert refusals == dict.fromkeys(outputs, confined)
+    assert (secret in "".join(outputs.values())) is not confined
     kubeconfig = (neighbour / "files/kubeconfig").read_text()
     assert kubeconfig == (secret if confined else f"{secret}theft\n")
     assert is_running(pid)
 
 
-async def test_a_confined_component_has_its_files_its_data_and_what_the_machine_has_for_all(
+async def test_confined_component_may_use_own_files_data_and_listed_files(
     sandbox: Any, runtime: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "flag-file").write_text("named in a flag")
-    wrote = await tried(
+    outputs = await tried(
         sandbox,
         runtime,
         {
@@ -79,25 +79,25 @@ async def test_a_confined_component_has_its_files_its_data_and_what_the_machine_
         lifetime=Lifetime.BOUND,
         reads=(str(tmp_path / "flag-file"),),
     )
-    assert wrote.pop("own") == "mine"
-    assert wrote.pop("flag") == "named in a flag"
-    assert wrote.pop("written") == "anew\n"
-    assert wrote.pop("machine") == "read\n"
-    assert all("Permission denied" in text for text in wrote.values()), wrote
+    assert outputs.pop("own") == "mine"
+    assert outputs.pop("flag") == "named in a flag"
+    assert outputs.pop("written") == "anew\n"
+    assert outputs.pop("machine") == "read\n"
+    assert all("Permission denied" in text for text in outputs.values()), outputs
 
 
 @pytest.mark.skipif(landlock_version() < 6, reason="Landlock keeps signals back since Linux 6.12")
-async def test_a_confined_component_ends_no_other(
+async def test_confined_component_cannot_kill_other_components(
     sandbox: Any, runtime: Any, is_running: Callable[[int], bool]
 ) -> None:
     await runtime.apply(sandbox.shell("neighbour", FOREVER))
     pid = runtime.state("neighbour").pid
-    wrote = await tried(sandbox, runtime, {"kill": f"kill -9 {pid}"}, lifetime=Lifetime.BOUND, reads=())
-    assert "not permitted" in wrote["kill"]
+    outputs = await tried(sandbox, runtime, {"kill": f"kill -9 {pid}"}, lifetime=Lifetime.BOUND, reads=())
+    assert "not permitted" in outputs["kill"]
     assert is_running(pid)
 
 
-async def test_a_file_that_is_renewed_is_read_again(sandbox: Any, runtime: Any) -> None:
+async def test_confined_component_reads_a_renewed_file(sandbox: Any, runtime: Any) -> None:
     def component(content: bytes) -> Component:
         script = f"while :; do cat {FILES}/token > data/seen; sleep 0.05; done"
         files = {"token": File(content, reloaded=True)}
@@ -112,9 +112,7 @@ async def test_a_file_that_is_renewed_is_read_again(sandbox: Any, runtime: Any) 
     assert runtime.state("reader").pid == pid
 
 
-async def test_an_absolute_program_outside_of_the_machine_runs_confined(
-    sandbox: Any, runtime: Any, tmp_path: Path
-) -> None:
+async def test_program_outside_system_directories_runs_confined(sandbox: Any, runtime: Any, tmp_path: Path) -> None:
     program = tmp_path / "programs" / "shell"
     program.parent.mkdir()
     program.write_bytes(Path("/bin/sh").resolve().read_bytes())

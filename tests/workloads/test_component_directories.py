@@ -1,4 +1,4 @@
-"""What a component finds: its directory, files, environment, ports and log."""
+"""Directory, files, environment, placeholders and log of a component."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-async def test_nobody_else_may_read_anything(runtime, sandbox) -> None:
+async def test_only_owner_may_read_directory_and_files_of_component(runtime, sandbox) -> None:
     component = sandbox.shell("private", FOREVER, data=True, files={"key": File(b"secret")})
     await runtime.reserve("private", ports=["http"])
     await runtime.apply(component)
@@ -34,9 +34,7 @@ async def test_nobody_else_may_read_anything(runtime, sandbox) -> None:
     assert runtime.log_path("private") == directory / "log"
 
 
-async def test_room_for_files_of_the_moment_is_private_and_goes_with_the_component(
-    runtime, sandbox, eventually
-) -> None:
+async def test_scratch_directory_is_private_and_deleted_with_component(runtime, sandbox, eventually) -> None:
     component = sandbox.shell("room", f'touch "{SCRATCH}/made"; {FOREVER}', scratch=True)
     await runtime.apply(component)
     scratch = sandbox.directory / "room/scratch"
@@ -48,7 +46,7 @@ async def test_room_for_files_of_the_moment_is_private_and_goes_with_the_compone
         await runtime.apply(replace(component, scratch=False))
 
 
-async def test_files_are_made_right_before_the_program_is_started(runtime, sandbox) -> None:
+async def test_files_are_corrected_before_the_program_starts(runtime, sandbox) -> None:
     component = sandbox.shell("files", FOREVER, files={"a": File(b"1"), "b": File(b"2")})
     await runtime.apply(component)
     files = sandbox.directory / "files/files"
@@ -64,7 +62,7 @@ async def test_files_are_made_right_before_the_program_is_started(runtime, sandb
 
 @pytest.fixture
 def full_disk() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """`with full_disk():` no file can be made longer than 64 bytes."""
+    """Return a context manager under which no file can grow beyond 64 bytes."""
 
     @contextlib.contextmanager
     def full() -> Iterator[None]:
@@ -79,7 +77,7 @@ def full_disk() -> Callable[[], contextlib.AbstractContextManager[None]]:
 
 
 @pytest.mark.parametrize("reloaded", [False, True])
-async def test_files_that_cannot_be_written_leave_the_old_process_with_its_old_files(
+async def test_failed_write_of_files_keeps_old_process_and_old_files(
     runtime, sandbox, is_running, full_disk, reloaded
 ) -> None:
     old, new = (
@@ -99,7 +97,7 @@ async def test_files_that_cannot_be_written_leave_the_old_process_with_its_old_f
     assert {path.name: path.read_bytes() for path in files.iterdir()} == {"a": b"2", "b": b"2" * 100}
 
 
-async def test_a_process_that_is_replaced_has_its_old_files_to_its_end(runtime, sandbox) -> None:
+async def test_replaced_process_keeps_its_old_files_until_it_ends(runtime, sandbox) -> None:
     script = "trap 'cat files/f files/gone > data/seen; exit' TERM; echo > data/up; while :; do sleep 0.05; done"
     component = sandbox.shell("old", script, data=True, files={"f": File(b"1"), "gone": File(b"2")})
     await runtime.apply(component)
@@ -109,7 +107,7 @@ async def test_a_process_that_is_replaced_has_its_old_files_to_its_end(runtime, 
     assert [path.read_bytes() for path in (sandbox.directory / "old/files").iterdir()] == [b"3"]
 
 
-async def test_a_reloaded_file_is_replaced_in_one_step(runtime, sandbox) -> None:
+async def test_reloaded_file_is_replaced_atomically(runtime, sandbox) -> None:
     component = sandbox.shell("reload", FOREVER, files={"cert": File(b"old", reloaded=True)})
     await runtime.apply(component)
     pid = runtime.state("reload").pid
@@ -122,7 +120,7 @@ async def test_a_reloaded_file_is_replaced_in_one_step(runtime, sandbox) -> None
     assert runtime.state("reload").pid == pid
 
 
-async def test_contents_of_files_are_in_no_repr_and_no_log(runtime, sandbox, caplog) -> None:
+async def test_contents_of_files_appear_in_no_repr_and_no_log(runtime, sandbox, caplog) -> None:
     caplog.set_level("DEBUG")
     component = sandbox.shell("quiet", "exit 1", files={"key": File(b"very-secret")})
     await runtime.apply(component)
@@ -131,12 +129,10 @@ async def test_contents_of_files_are_in_no_repr_and_no_log(runtime, sandbox, cap
 
 
 @pytest.mark.parametrize("lifetime", Lifetime)
-async def test_the_environment_is_clean_and_the_standard_descriptors_are_all(
-    runtime, sandbox, monkeypatch, lifetime
-) -> None:
+async def test_process_gets_clean_environment_and_standard_descriptors(runtime, sandbox, monkeypatch, lifetime) -> None:
     monkeypatch.setenv("SOME_TOKEN", "secret")
-    inherited = os.open("/dev/null", os.O_RDONLY)
-    os.set_inheritable(inherited, True)
+    descriptor = os.open("/dev/null", os.O_RDONLY)
+    os.set_inheritable(descriptor, True)
     report = "env > data/env; pwd > data/pwd; ls -l /proc/$$/fd > data/fds; ps -o pid=,pgid=,sid= $$ > data/ids"
     script = f"{report}; exec sleep 1000"
     try:
@@ -144,7 +140,7 @@ async def test_the_environment_is_clean_and_the_standard_descriptors_are_all(
             sandbox.shell("clean", script, data=True, lifetime=lifetime, env={"A": "b", "PLACE": f"{DATA}/x"})
         )
     finally:
-        os.close(inherited)
+        os.close(descriptor)
     directory = sandbox.directory / "clean"
     ids = (await sandbox.text(directory / "data/ids")).split()
     environment = dict(line.split("=", 1) for line in (directory / "data/env").read_text().splitlines())
@@ -167,13 +163,13 @@ async def test_the_environment_is_clean_and_the_standard_descriptors_are_all(
     assert not {right for _, right in targets} - {"/dev/null", str(directory / "log"), str(directory / "data/fds")}
 
 
-async def test_placeholders_in_arguments_are_directories(runtime, sandbox) -> None:
+async def test_placeholders_in_arguments_become_directories(runtime, sandbox) -> None:
     script = f"cp {FILES}/in {DATA}/out; exec sleep 1000"
     await runtime.apply(sandbox.shell("places", script, data=True, files={"in": File(b"content")}))
     await sandbox.text(sandbox.directory / "places/data/out", lambda text: text == "content")
 
 
-async def test_placeholders_in_files_are_directories_where_they_say_so(runtime, sandbox) -> None:
+async def test_placeholders_in_files_are_replaced_if_names_files_is_set(runtime, sandbox) -> None:
     content = f"ca: {FILES}/ca.crt".encode()
     files = {"in": File(content, names_files=True), "as-it-is": File(content)}
     component = sandbox.shell("named", "exec sleep 1000", files=files)
@@ -181,9 +177,9 @@ async def test_placeholders_in_files_are_directories_where_they_say_so(runtime, 
     directory = sandbox.directory / "named/files"
     assert (directory / "in").read_text() == f"ca: {directory}/ca.crt"
     assert (directory / "as-it-is").read_bytes() == content
-    started = runtime.state("named").pid
+    pid = runtime.state("named").pid
     await runtime.apply(component)
-    assert runtime.state("named").pid == started
+    assert runtime.state("named").pid == pid
 
 
 async def test_programs_are_searched_in_order(sandbox, tmp_path) -> None:
@@ -228,13 +224,13 @@ PORT = Port(number=1, name="http")
         ),
     ],
 )
-async def test_what_cannot_run_is_refused_with_a_sentence(runtime, sandbox, changes, message) -> None:
+async def test_invalid_description_is_refused_with_the_reason(runtime, sandbox, changes, message) -> None:
     with pytest.raises(RuntimeFailure, match=message):
         await runtime.apply(replace(sandbox.shell("x", FOREVER), **changes))
     assert runtime.names() == []
 
 
-async def test_a_log_is_bounded_while_its_writer_goes_on(sandbox) -> None:
+async def test_log_is_bounded_while_its_writer_continues(sandbox) -> None:
     async with sandbox.runtime(log_limit_bytes=20_000) as runtime:
         script = "i=0; while :; do i=$((i+1)); echo line $i; [ $((i % 200)) = 0 ] && sleep 0.02; done"
         await runtime.apply(sandbox.shell("chatty", script))
@@ -246,7 +242,7 @@ async def test_a_log_is_bounded_while_its_writer_goes_on(sandbox) -> None:
         assert old.stat().st_size <= 20_000
         assert mode(old) == 0o600
         before = log.stat().st_ino
-        for _ in range(3):  # it grows beyond the limit by what is written between two looks, and is cut each time
+        for _ in range(3):  # the log may exceed the limit between two checks, and each check truncates it
             await sandbox._eventually(lambda: log.stat().st_size, lambda size: size > 10_000)
             await sandbox._eventually(lambda: log.stat().st_size, lambda size: size < 10_000)
         await sandbox.text(log, lambda text: text.startswith("line ") or "\nline " in text)
@@ -256,8 +252,8 @@ async def test_a_log_is_bounded_while_its_writer_goes_on(sandbox) -> None:
         assert {path.name for path in log.parent.iterdir()} - {".log.new"} == {"files", "log", "log.1"}
 
 
-async def test_the_kernel_bounds_what_writes_nothing_at_length_but_its_log(sandbox) -> None:
-    """Between two looks at its size, too: here the second one is never."""
+async def test_kernel_limits_log_of_component_that_only_logs(sandbox) -> None:
+    """The limit holds without checks of the size: this test runs no second check."""
     limit = 20_000
     line = "$(head -c 9999 /dev/zero | tr '\\0' x)"
     script = f"line={line}; i=0; while [ $((i += 1)) -le 100 ]; do echo $line; done; touch data/over; {FOREVER}"
@@ -269,7 +265,7 @@ async def test_the_kernel_bounds_what_writes_nothing_at_length_but_its_log(sandb
         assert runtime.state("flood").pid == pid, "what does not fit is lost, and the program goes on"
 
 
-async def test_a_log_that_was_full_is_written_to_again_when_it_is_cut(sandbox) -> None:
+async def test_full_log_is_rotated_and_written_again(sandbox) -> None:
     limit = 20_000
     line = "$(head -c 9999 /dev/zero | tr '\\0' x)"
     script = f"line={line}; while :; do echo $line; sleep 0.001; done"
@@ -286,7 +282,7 @@ async def test_a_log_that_was_full_is_written_to_again_when_it_is_cut(sandbox) -
 
 
 @pytest.mark.parametrize("failure", [OSError(5, "Input/output error"), FileNotFoundError(2, "No such file")])
-async def test_a_removal_that_failed_is_not_done_before_nothing_is_left(runtime, sandbox, monkeypatch, failure) -> None:
+async def test_delete_after_a_failed_removal_removes_all_files(runtime, sandbox, monkeypatch, failure) -> None:
     await runtime.apply(sandbox.shell("keys", FOREVER, files={"key": File(b"secret")}))
     remove = shutil.rmtree
     failures = [failure]
@@ -298,33 +294,31 @@ async def test_a_removal_that_failed_is_not_done_before_nothing_is_left(runtime,
 
     monkeypatch.setattr("kplane.workloads.processes.runtime.shutil.rmtree", fail_once)
     await runtime.apply(sandbox.shell("keys-2", FOREVER, files={"key": File(b"secret")}))
-    if not isinstance(failure, FileNotFoundError):  # somebody else removes it too
+    if not isinstance(failure, FileNotFoundError):  # a concurrent removal is no failure
         with pytest.raises(RuntimeFailure, match=r"Component keys cannot be removed: .*Input/output error"):
             await runtime.delete("keys")
     await runtime.delete("keys")
     assert [path.parent.parent.name for path in sandbox.directory.rglob("key")] == ["keys-2"]
 
 
-async def test_what_a_deleted_component_left_and_cannot_be_removed_is_told_and_retried(
-    sandbox, monkeypatch, caplog, eventually
-) -> None:
-    """All that can be removed is removed at once: it may be a key."""
-    left = sandbox.directory / ".removed-keys-01234567"
+async def test_failed_removal_of_remnants_is_logged_and_retried(sandbox, monkeypatch, caplog, eventually) -> None:
+    """All removable files are removed at once, because they may be keys."""
+    remnant = sandbox.directory / ".removed-keys-01234567"
     for name in ("a", "stuck", "z"):
-        (left / name).mkdir(parents=True)
-        (left / name / "key").write_text("secret")
-    real, stuck = os.unlink, ["stuck"]
+        (remnant / name).mkdir(parents=True)
+        (remnant / name / "key").write_text("secret")
+    unlink, stuck = os.unlink, ["stuck"]
 
     def refuse(path, *, dir_fd=None) -> None:
         if stuck and "stuck" in os.readlink(f"/proc/self/fd/{dir_fd}"):
             raise PermissionError(1, "Operation not permitted")
-        real(path, dir_fd=dir_fd)
+        unlink(path, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "unlink", refuse)
     monkeypatch.setattr(Backoff, "next_delay", lambda _: 0.05)
     async with sandbox.runtime() as runtime:
         await runtime.apply(sandbox.shell("other", FOREVER))
-        await eventually(lambda: caplog.text.count(f"failed to remove {left} of a deleted component") > 2)
-        assert [path.parent.name for path in left.rglob("key")] == ["stuck"]
+        await eventually(lambda: caplog.text.count(f"failed to remove {remnant} of a deleted component") > 2)
+        assert [path.parent.name for path in remnant.rglob("key")] == ["stuck"]
         stuck.clear()
-        await eventually(lambda: not left.exists())
+        await eventually(lambda: not remnant.exists())

@@ -1,4 +1,4 @@
-"""A component whose new description fails runs on as before."""
+"""Fallback: a component keeps its former description while its new description fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .conftest import FAST
 
 TOKEN = {"token": File(b"one")}
 REFUSED = ("no-such-certificate", "no-such-key")
-"""Arguments with which the server ends at its start."""
+"""Arguments that make the server exit at its start."""
 
 
 @pytest.fixture
@@ -32,11 +32,14 @@ def with_mistake(component, **fields):
 
 
 async def answer(component) -> int:
-    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{component.ports[0].number}/") as got:
-        return got.status
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{component.ports[0].number}/") as response,
+    ):
+        return response.status
 
 
-async def test_former_description_serves_on_and_says_what_failed(runtime, sandbox, served) -> None:
+async def test_former_description_serves_and_state_has_the_failure(runtime, sandbox, served) -> None:
     await runtime.apply(with_mistake(served))
     state = await sandbox.phase(runtime, "web", Phase.READY, failing=True)
     assert state.rolling
@@ -46,7 +49,7 @@ async def test_former_description_serves_on_and_says_what_failed(runtime, sandbo
     assert await answer(served) == 200
 
 
-async def test_refused_description_starts_nothing_when_applied_again(runtime, sandbox, served) -> None:
+async def test_refused_description_starts_no_process_if_reapplied(runtime, sandbox, served) -> None:
     component = with_mistake(served, files={**TOKEN, "ca": File(b"first", reloaded=True)})
     await runtime.apply(component)
     state = await sandbox.phase(runtime, "web", Phase.READY, failing=True)
@@ -68,7 +71,7 @@ async def test_reloaded_files_reach_the_former_process(runtime, sandbox) -> None
         assert (directory / "policy").read_bytes() == b"good"
 
 
-async def test_change_that_is_taken_back_starts_nothing(runtime, sandbox, served) -> None:
+async def test_reverted_change_keeps_the_running_process(runtime, sandbox, served) -> None:
     await runtime.apply(with_mistake(served))
     pid = (await sandbox.phase(runtime, "web", Phase.READY, failing=True)).pid
     await runtime.apply(served)
@@ -76,13 +79,13 @@ async def test_change_that_is_taken_back_starts_nothing(runtime, sandbox, served
     assert runtime.settled("web")
 
 
-async def test_corrected_description_replaces_the_former_one(runtime, sandbox, served) -> None:
+async def test_corrected_description_replaces_former_description(runtime, sandbox, served) -> None:
     await runtime.apply(with_mistake(served))
     pid = (await sandbox.phase(runtime, "web", Phase.READY, failing=True)).pid
     await runtime.apply(replace(served, env={"CORRECTED": "1"}))
     state = await sandbox.phase(runtime, "web", Phase.READY, failing=False, rolling=False, message="")
     assert state.pid != pid
-    # It is what the next mistake goes back to.
+    # The next failing description falls back to the corrected description.
     await runtime.apply(with_mistake(served))
     state = await sandbox.phase(runtime, "web", Phase.READY, failing=True)
     assert b"CORRECTED=1" in Path(f"/proc/{state.pid}/environ").read_bytes()
@@ -90,9 +93,11 @@ async def test_corrected_description_replaces_the_former_one(runtime, sandbox, s
 
 @pytest.fixture
 async def checked(runtime, sandbox):
-    """A description whose program judges its arguments, with a process that is ready."""
-    judge = "import sys; sys.exit('Error: unknown flag: --bad' if '--bad' in sys.argv else 0)"
-    component = await sandbox.web(runtime, "web", files=TOKEN, fallback=Fallback(files=("token",)), check=("-c", judge))
+    """A description with a check of its arguments, whose process is ready."""
+    script = "import sys; sys.exit('Error: unknown flag: --bad' if '--bad' in sys.argv else 0)"
+    component = await sandbox.web(
+        runtime, "web", files=TOKEN, fallback=Fallback(files=("token",)), check=("-c", script)
+    )
     await runtime.apply(component)
     await sandbox.phase(runtime, "web", Phase.READY)
     return component
@@ -102,7 +107,7 @@ def with_bad_flag(component, **fields):
     return replace(component, args=(*component.args, "--bad"), **fields)
 
 
-async def test_refused_arguments_interrupt_nothing(runtime, sandbox, checked) -> None:
+async def test_refused_arguments_keep_the_process_running(runtime, sandbox, checked) -> None:
     pid = runtime.state("web").pid
     for _ in range(2):
         await runtime.apply(with_bad_flag(checked))
@@ -113,7 +118,7 @@ async def test_refused_arguments_interrupt_nothing(runtime, sandbox, checked) ->
     assert await answer(checked) == 200
 
 
-async def test_refused_arguments_that_are_taken_back_or_corrected(runtime, sandbox, checked) -> None:
+async def test_refused_arguments_can_be_reverted_or_corrected(runtime, sandbox, checked) -> None:
     pid = runtime.state("web").pid
     await runtime.apply(with_bad_flag(checked))
     await runtime.apply(checked)
@@ -125,30 +130,30 @@ async def test_refused_arguments_that_are_taken_back_or_corrected(runtime, sandb
     assert state.pid != pid
 
 
-async def test_refused_arguments_with_another_key_never_give_way(runtime, sandbox, checked) -> None:
+async def test_refused_arguments_with_changed_key_do_not_fall_back(runtime, sandbox, checked) -> None:
     await runtime.apply(with_bad_flag(checked, files={"token": File(b"two")}))
     assert not runtime.state("web").failing
     assert (sandbox.directory / "web/files/token").read_bytes() == b"two"
 
 
-async def test_reloaded_files_reach_the_process_whose_change_is_refused(runtime, sandbox, checked) -> None:
+async def test_refused_change_adds_no_reloaded_file(runtime, sandbox, checked) -> None:
     pid = runtime.state("web").pid
     await runtime.apply(with_bad_flag(checked, files={**TOKEN, "ca": File(b"new", reloaded=True)}))
-    # It was not among the files of the process, which does not read it.
+    # The running process was started without file `ca`, so it does not read this file.
     assert not (sandbox.directory / "web/files/ca").exists()
     assert runtime.state("web").pid == pid
 
 
-async def test_judge_that_does_not_judge_decides_nothing(runtime, sandbox, checked) -> None:
+async def test_killed_argument_check_does_not_refuse_description(runtime, sandbox, checked) -> None:
     pid = runtime.state("web").pid
-    killed = ("-c", "import os; os.kill(os.getpid(), 9)")
-    await runtime.apply(with_mistake(checked, check=killed))
+    check = ("-c", "import os; os.kill(os.getpid(), 9)")
+    await runtime.apply(with_mistake(checked, check=check))
     state = await sandbox.phase(runtime, "web", Phase.READY, failing=True)
     assert state.pid != pid
     assert state.message.startswith("ended with exit code 1 after ")
 
 
-async def test_arguments_of_an_adopted_process_are_judged_too(sandbox) -> None:
+async def test_arguments_of_an_adopted_process_are_checked(sandbox) -> None:
     async with sandbox.runtime() as runtime:
         component = await sandbox.web(runtime, "web", fallback=Fallback(), check=("-c", "raise SystemExit(1)"))
         await runtime.apply(component)
@@ -159,27 +164,27 @@ async def test_arguments_of_an_adopted_process_are_judged_too(sandbox) -> None:
         await runtime.stop("web")
 
 
-async def test_description_with_another_key_never_gives_way(runtime, sandbox, served) -> None:
+async def test_description_with_changed_key_does_not_fall_back(runtime, sandbox, served) -> None:
     await runtime.apply(with_mistake(served, files={"token": File(b"two")}))
     await sandbox.phase(runtime, "web", Phase.BACKOFF)
     assert not runtime.state("web").failing
     assert (sandbox.directory / "web/files/token").read_bytes() == b"two"
 
 
-async def test_description_with_another_argument_never_gives_way(runtime, sandbox, served) -> None:
+async def test_description_with_changed_argument_does_not_fall_back(runtime, sandbox, served) -> None:
     await runtime.apply(with_mistake(served, fallback=Fallback(arguments=(REFUSED[0],))))
     await sandbox.phase(runtime, "web", Phase.BACKOFF)
     assert not runtime.state("web").failing
 
 
-async def test_end_by_a_signal_is_no_mistake_of_the_description(runtime, sandbox, served) -> None:
-    killed = replace(served, args=("-c", "import os; os.kill(os.getpid(), 9)"))
-    await runtime.apply(killed)
+async def test_exit_by_signal_does_not_mark_description_as_failing(runtime, sandbox, served) -> None:
+    component = replace(served, args=("-c", "import os; os.kill(os.getpid(), 9)"))
+    await runtime.apply(component)
     state = await sandbox.phase(runtime, "web", Phase.BACKOFF)
     assert (state.failing, state.exit_code) == (False, -9)
 
 
-async def test_component_that_slept_wakes_as_before(runtime, sandbox, served) -> None:
+async def test_stopped_component_starts_with_former_description(runtime, sandbox, served) -> None:
     await runtime.stop("web")
     await runtime.apply(with_mistake(served))
     await sandbox.phase(runtime, "web", Phase.READY, failing=True)
@@ -188,7 +193,7 @@ async def test_component_that_slept_wakes_as_before(runtime, sandbox, served) ->
     await sandbox.phase(runtime, "web", Phase.READY, failing=True)
 
 
-async def test_process_of_an_earlier_runtime_serves_on(sandbox) -> None:
+async def test_description_of_an_earlier_runtime_is_a_fallback(sandbox) -> None:
     async with sandbox.runtime() as runtime:
         component = await sandbox.web(runtime, "web", files=TOKEN, env={"A": "b=c"}, fallback=Fallback())
         await runtime.apply(component)
@@ -201,36 +206,36 @@ async def test_process_of_an_earlier_runtime_serves_on(sandbox) -> None:
         await runtime.stop("web")
 
 
-async def test_both_are_tried_in_turn_while_neither_starts(runtime, sandbox, served, tmp_path) -> None:
+async def test_both_descriptions_alternate_while_neither_starts(runtime, sandbox, served, tmp_path) -> None:
     script = "import os, runpy, sys; os.path.exists(sys.argv.pop(1)) or sys.exit('etcd is away'); sys.argv.pop(0)"
     script += "; runpy.run_path(sys.argv[0], run_name='__main__')"
-    needed = tmp_path / "etcd"
-    needed.touch()
-    both = replace(served, program=sys.executable, args=("-c", script, str(needed), *served.args))
-    await runtime.apply(both)
+    dependency = tmp_path / "etcd"
+    dependency.touch()
+    former = replace(served, program=sys.executable, args=("-c", script, str(dependency), *served.args))
+    await runtime.apply(former)
     await sandbox.phase(runtime, "web", Phase.READY, failing=False)
-    needed.unlink()
-    changed = replace(both, env={"CHANGED": "1"})
+    dependency.unlink()
+    changed = replace(former, env={"CHANGED": "1"})
     await runtime.apply(changed)
     await sandbox.phase(runtime, "web", Phase.BACKOFF, failing=False)
     await sandbox.phase(runtime, "web", Phase.BACKOFF, failing=True)
-    needed.touch()
+    dependency.touch()
     await sandbox.phase(runtime, "web", Phase.READY)
 
 
-async def test_refused_description_is_tried_again_later(sandbox, tmp_path) -> None:
+async def test_refused_description_is_retried_after_a_delay(sandbox, tmp_path) -> None:
     pace = replace(FAST, refused_base=0.2, refused_limit=0.2)
     assert Pace().refused_base > 60
     async with sandbox.runtime(pace=pace) as runtime:
         component = await sandbox.web(runtime, "web", fallback=Fallback())
         await runtime.apply(component)
         await sandbox.phase(runtime, "web", Phase.READY)
-        refused = with_mistake(component)
-        await runtime.apply(refused)
+        description = with_mistake(component)
+        await runtime.apply(description)
         first = await sandbox.phase(runtime, "web", Phase.READY, failing=True)
 
         async def again():
-            await runtime.apply(refused)
+            await runtime.apply(description)
             return runtime.state("web")
 
         await sandbox._eventually(again, lambda state: state.pid != first.pid)

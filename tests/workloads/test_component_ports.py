@@ -1,4 +1,4 @@
-"""Reserved ports."""
+"""Ports that a runtime reserves for its components."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_ports_stay_until_the_component_is_deleted(sandbox) -> None:
         assert (await runtime.reserve("a", ports=["http"])).ports != first.ports
 
 
-async def test_ports_differ_over_runtimes_although_nobody_listens_yet(sandbox, tmp_path, monkeypatch) -> None:
+async def test_ports_of_several_runtimes_differ_before_they_listen(sandbox, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(ports_module, "_RANGE", range(16384, 16484))
     registry = PortRegistry(host="127.0.0.1", directory=tmp_path / "registry")
     others = PortRegistry(host="127.0.0.1", directory=tmp_path / "registry")
@@ -43,29 +43,29 @@ async def test_ports_differ_over_runtimes_although_nobody_listens_yet(sandbox, t
     assert len(set(numbers)) == 40
 
 
-async def test_ports_of_the_dead_are_taken_again_and_none_free_is_said(tmp_path, monkeypatch) -> None:
+async def test_ports_of_removed_owners_are_reused_and_exhaustion_raises(tmp_path, monkeypatch) -> None:
     registry = PortRegistry(host="127.0.0.1", directory=tmp_path / "registry")
     monkeypatch.setattr(ports_module, "_RANGE", await free_range(3))
-    one, two = ComponentDirectory(tmp_path / "one"), ComponentDirectory(tmp_path / "two")
-    held = await registry.claim(one, ports=["a", "b", "c"])
+    first, second = ComponentDirectory(tmp_path / "one"), ComponentDirectory(tmp_path / "two")
+    claim = await registry.claim(first, ports=["a", "b", "c"])
     with pytest.raises(RuntimeFailure, match=r"No port from \d+ to \d+ is free on 127.0.0.1; .*/two needs one"):
-        await registry.claim(two, ports=["a"])
-    one.remove()
-    assert set((await registry.claim(two, ports=["a", "b", "c"])).values()) == set(held.values())
+        await registry.claim(second, ports=["a"])
+    first.remove()
+    assert set((await registry.claim(second, ports=["a", "b", "c"])).values()) == set(claim.values())
 
 
-async def test_claims_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_path) -> None:
+async def test_sweep_removes_only_claims_of_removed_owners(tmp_path) -> None:
     registry = PortRegistry(host="127.0.0.1", directory=tmp_path / "registry")
     dead, living = ComponentDirectory(tmp_path / "dead"), ComponentDirectory(tmp_path / "living")
     await registry.claim(dead, ports=["a", "b"])
-    kept = await registry.claim(living, ports=["a"])
+    claim = await registry.claim(living, ports=["a"])
     dead.remove()
     await registry.sweep()
-    assert [file.name for file in (tmp_path / "registry").iterdir() if file.name != "lock"] == [str(kept["a"])]
+    assert [file.name for file in (tmp_path / "registry").iterdir() if file.name != "lock"] == [str(claim["a"])]
 
 
 async def free_range(length: int) -> range:
-    # Anywhere: other processes of the same test run look for one at the same time.
+    # The start is random, because other processes of the test run search at the same time.
     starts = range(20000, 29000, 50)
     for start in random.sample(starts, len(starts)):
         sockets = [socket.socket() for _ in range(length)]
@@ -81,16 +81,16 @@ async def free_range(length: int) -> range:
     raise AssertionError("no free range")
 
 
-async def test_a_port_in_use_is_not_given(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(ports_module, "_RANGE", taken := await free_range(2))
+async def test_port_in_use_is_not_claimed(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(ports_module, "_RANGE", ports := await free_range(2))
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", taken[0]))
+        listener.bind(("127.0.0.1", ports[0]))
         listener.listen()
         registry = PortRegistry(host="127.0.0.1", directory=tmp_path / "registry")
-        assert await registry.claim(ComponentDirectory(tmp_path / "c"), ports=["a"]) == {"a": taken[1]}
+        assert await registry.claim(ComponentDirectory(tmp_path / "c"), ports=["a"]) == {"a": ports[1]}
 
 
-async def test_claims_that_were_wiped_are_made_again_on_entry(tmp_path) -> None:
+async def test_restore_recreates_deleted_claims(tmp_path) -> None:
     owner = ComponentDirectory(tmp_path / "c")
     registry = PortRegistry(host="127.0.0.1", directory=tmp_path / "registry")
     number = (await registry.claim(owner, ports=["a"]))["a"]
@@ -100,15 +100,15 @@ async def test_claims_that_were_wiped_are_made_again_on_entry(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"ports": 1}', '{"ports": {"a": "x"}}'])
-async def test_a_damaged_record_is_told_and_can_be_deleted(runtime, sandbox, content) -> None:
+async def test_damaged_record_is_reported_and_can_be_deleted(runtime, sandbox, content) -> None:
     await runtime.reserve("a", ports=["http"])
     record = sandbox.directory / "a/address.json"
-    good = json.loads(record.read_text())
+    address = json.loads(record.read_text())
     record.write_text(content)
     with pytest.raises(RuntimeFailure, match=r"a/address.json cannot be read .* Repair it, or delete the component"):
         await runtime.reserve("a", ports=["http"])
-    record.write_text(json.dumps(good))
-    assert (await runtime.reserve("a", ports=["http"])).ports == good["ports"]
+    record.write_text(json.dumps(address))
+    assert (await runtime.reserve("a", ports=["http"])).ports == address["ports"]
     record.write_text(content)
     await runtime.delete("a")
     assert runtime.names() == []

@@ -1,4 +1,4 @@
-"""Data that a command makes before the first start: all of them or nothing, by both runtimes."""
+"""Data that a command creates before the first start, completely or not at all, in both runtimes."""
 
 from __future__ import annotations
 
@@ -42,54 +42,54 @@ def runs(tmp_path: Path) -> int:
     return len((tmp_path / "runs").read_text().splitlines())
 
 
-async def test_a_process_gets_them_once(tmp_path: Path) -> None:
-    directory, described = ComponentDirectory(tmp_path / "etcd"), component(tmp_path)
+async def test_process_runtime_prepares_data_once(tmp_path: Path) -> None:
+    directory, etcd = ComponentDirectory(tmp_path / "etcd"), component(tmp_path)
     (tmp_path / "runs.fails").touch()
     for _ in range(2):
         with pytest.raises(ProgramFailed):
-            await prepare_data(described, directory=directory, programs=[tmp_path])
+            await prepare_data(etcd, directory=directory, programs=[tmp_path])
     assert list(directory.data.iterdir()) == []
     (tmp_path / "runs.fails").unlink()
     for _ in range(2):
-        await prepare_data(described, directory=directory, programs=[tmp_path])
+        await prepare_data(etcd, directory=directory, programs=[tmp_path])
     assert (directory.data / "made").read_bytes() == b"content"
     assert sorted(path.name for path in directory.path.iterdir()) == ["data", "files"]
     assert runs(tmp_path) == 3
 
 
-def test_a_pod_gets_them_once(tmp_path: Path) -> None:
-    """By the command of its first container, run here by the shell of this machine."""
+def test_init_container_prepares_data_once(tmp_path: Path) -> None:
+    """The shell of this machine runs the command of the init container."""
     settings = PodSettings(images={"etcd": Image("etcd:1"), "makes": Image("operator:1")}, ports={})
-    described = component(tmp_path)
-    spec = workload(described, placement=Placement("a", "etcd"), image=settings.images["etcd"], settings=settings)
+    etcd = component(tmp_path)
+    spec = workload(etcd, placement=Placement("a", "etcd"), image=settings.images["etcd"], settings=settings)
     pod = spec["spec"]["template"]["spec"]
-    (first,) = pod["initContainers"]
-    assert first["image"] == "operator:1"
-    assert first["volumeMounts"] == pod["containers"][0]["volumeMounts"]
-    assert first["securityContext"] == pod["containers"][0]["securityContext"]
+    (init_container,) = pod["initContainers"]
+    assert init_container["image"] == "operator:1"
+    assert init_container["volumeMounts"] == pod["containers"][0]["volumeMounts"]
+    assert init_container["securityContext"] == pod["containers"][0]["securityContext"]
 
     places = {"/var/lib/kplane": str(tmp_path / "volume"), "/etc/kplane": str(tmp_path)}
-    command = list(first["command"])
-    for place, here in places.items():
-        command = [part.replace(place, here) for part in command]
+    command = list(init_container["command"])
+    for place, directory in places.items():
+        command = [part.replace(place, directory) for part in command]
     command = [str(tmp_path / "makes") if part == "makes" else part for part in command]
     (tmp_path / "empty").write_text("content")
     (tmp_path / "volume").mkdir()
-    made = tmp_path / "volume" / "data" / "made"
+    result = tmp_path / "volume" / "data" / "made"
     (tmp_path / "runs.fails").touch()
     for _ in range(2):
         assert subprocess.run(command).returncode != 0
-        assert not made.exists()
+        assert not result.exists()
     (tmp_path / "runs.fails").unlink()
     for _ in range(2):
         assert subprocess.run(command).returncode == 0
-    assert made.read_text() == "content"
+    assert result.read_text() == "content"
     assert [path.name for path in (tmp_path / "volume").iterdir()] == ["data"]
     assert (tmp_path / "volume" / "data").stat().st_mode & 0o777 == 0o700
     assert runs(tmp_path) == 3
 
 
-def test_a_pod_without_it_has_no_such_container(tmp_path: Path) -> None:
+def test_pod_without_preparation_has_no_init_container(tmp_path: Path) -> None:
     settings = PodSettings(images={"etcd": Image("etcd:1")}, ports={})
     plain = dataclasses.replace(component(tmp_path), prepare=None)
     spec = workload(plain, placement=Placement("a", "etcd"), image=settings.images["etcd"], settings=settings)

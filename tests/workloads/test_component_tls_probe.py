@@ -1,4 +1,4 @@
-"""Readiness over TLS: who answers must be who the component's CA says."""
+"""Readiness over TLS: the probe verifies the server certificate with the CA of the component."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def authorities() -> dict[str, tuple]:
         ("ours", "127.0.0.2", "IP address mismatch"),
     ],
 )
-async def test_readiness_over_tls(runtime, sandbox, authorities, issuer, address, problem) -> None:
+async def test_tls_probe_verifies_ca_and_address_of_certificate(
+    runtime, sandbox, authorities, issuer, address, problem
+) -> None:
     certificate, key = issue("server", address=address, issuer=authorities[issuer])
     component = await sandbox.web(
         runtime,

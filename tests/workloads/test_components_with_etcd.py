@@ -1,4 +1,4 @@
-"""The real thing: an etcd under supervision keeps its data and its address through crashes of it and of the runtime."""
+"""A supervised real etcd keeps its data through a crash, and runs on through a restart of the runtime."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 from kplane.workloads import DATA, Component, Phase, Port, Probe, run_program
 
-# The other tests of this directory run on each loop; what etcd does depends on none.
+# Other tests of this directory run on each event loop. The behaviour of etcd depends on no event loop.
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_factories=["uvloop"])]
 
 
-async def test_etcd_survives_its_own_crash_and_that_of_its_supervisor(sandbox, binaries) -> None:
+async def test_etcd_keeps_data_after_kill_and_pid_over_runtime_restart(sandbox, binaries) -> None:
     async with sandbox.runtime(programs=binaries.directories) as runtime:
         address = await runtime.reserve("etcd", ports=["client", "peer"])
         client, peer = (f"http://127.0.0.1:{address.ports[name]}" for name in ("client", "peer"))

@@ -1,4 +1,4 @@
-"""A user who has too few inotify instances is told limit, use and remedy."""
+"""Shortage of inotify instances: the message has the limit, the use and the remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kplane.workloads.processes import inotify
 
 
 def _asked(beginning: Sequence[str], needed: int) -> str:
-    """Ask in a process of its own."""
+    """Return the shortage that a separate process reports."""
     code = f"from kplane.workloads import inotify_shortage; print(inotify_shortage({needed}), end='')"
     command = [*beginning, sys.executable, "-c", code]
     environment = {"PYTHONPATH": python_path()}
@@ -26,7 +26,7 @@ def _asked(beginning: Sequence[str], needed: int) -> str:
 
 
 def test_shortage_has_limit_use_and_remedy(few_inotify_instances) -> None:
-    # Other programs of this machine may have less than three left.
+    # Other programs of this machine may use some of the three instances.
     assert re.fullmatch(
         r"user 0 has [0-3] of 3 inotify instances in use \(fs\.inotify\.max_user_instances\), and 5 more are needed;"
         r" raise the limit: sudo sysctl -w fs\.inotify\.max_user_instances=8192",
@@ -34,7 +34,7 @@ def test_shortage_has_limit_use_and_remedy(few_inotify_instances) -> None:
     )
 
 
-def test_nothing_is_said_while_there_are_enough() -> None:
+def test_no_shortage_while_enough_instances_are_free() -> None:
     assert inotify_shortage(0) == ""
 
 
@@ -43,22 +43,22 @@ def test_limit_of_open_files_is_no_shortage() -> None:
         "import resource, os; from kplane.workloads import inotify_shortage;"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)); print(inotify_shortage(60))"
     )
-    asked = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": python_path()}, capture_output=True, text=True, check=True
     )
-    assert asked.stdout == "\n"
+    assert process.stdout == "\n"
 
 
-def test_nothing_is_said_where_there_is_no_inotify(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_shortage_on_systems_without_inotify(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inotify.ctypes, "CDLL", lambda *_, **__: object())
     assert inotify_shortage(1000) == ""
 
 
-def test_instances_are_closed_again() -> None:
+def test_check_closes_its_inotify_instances() -> None:
     before = len(os.listdir("/proc/self/fd"))
     inotify_shortage(1)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_both_rooms_count_the_same_for_envoy() -> None:
+def test_embedded_and_gateway_count_equal_instances_for_envoy() -> None:
     assert components.ENVOY_INOTIFY_INSTANCES == INOTIFY_INSTANCES

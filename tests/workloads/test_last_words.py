@@ -1,4 +1,4 @@
-"""The line by which a program says why it ends, among those that follow."""
+"""The last fatal line in the log of a program, which has the cause of its exit."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_last_fatal_line_of_each_program(log: str, line: str) -> None:
 
 
 def test_pod_that_ended_names_its_fatal_line_first() -> None:
-    said = observation._end({"reason": "Error", "exitCode": 2, "message": "panic: no map\n" + "goroutine 1\n" * 100})
-    assert said.startswith("Error, exit code 2: its last fatal line is: panic: no map; panic: no map\ngoroutine 1")
+    message = observation._end({"reason": "Error", "exitCode": 2, "message": "panic: no map\n" + "goroutine 1\n" * 100})
+    assert message.startswith("Error, exit code 2: its last fatal line is: panic: no map; panic: no map\ngoroutine 1")
     assert (
         observation._end({"reason": "Error", "exitCode": 1, "message": "Error: no"}) == "Error, exit code 1: Error: no"
     )

@@ -1,4 +1,4 @@
-"""When a process counts as hanging, and when the machine is to blame."""
+"""Liveness: failed probes of a hanging process, and late probes of a suspended machine."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ def answers(judge: Liveness, *problems: str | None, late: bool = False, seconds:
     return [judge.judge(problem, seconds=seconds, late=late) for problem in problems]
 
 
-def test_failures_in_a_row_mean_that_the_process_hangs() -> None:
+def test_consecutive_failures_mean_that_the_process_hangs() -> None:
     judge = liveness()
     assert answers(judge, None, "no answer", "no answer", None, "no answer", "no answer") == [None] * 6
     assert answers(judge, "no answer") == ["no answer, 3 times in a row"]
 
 
-def test_process_that_never_answered_has_the_time_of_a_start() -> None:
+def test_process_without_an_answer_gets_the_start_time() -> None:
     assert answers(liveness(), *["refused"] * 6) == [*[None] * 5, "refused, 6 times in a row"]
 
 
 def test_failures_of_a_suspended_machine_do_not_count() -> None:
     judge = liveness()
     assert answers(judge, None, "no answer", "no answer") == [None] * 3
-    # The answer that was due during the suspension, and those right after it.
+    # The probe due during the suspension, and the probes right after the suspension.
     assert answers(judge, "no answer", late=True, seconds=3600.0) == [None]
     assert answers(judge, "no answer", "no answer", None) == [None] * 3
 
 
-async def test_probe_that_comes_late_says_nothing_of_the_process() -> None:
+async def test_late_probe_does_not_count_as_failure() -> None:
     class Starved:
         timeout_seconds = 0.01
 

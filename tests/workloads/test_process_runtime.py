@@ -1,4 +1,4 @@
-"""A component's life as a user of the runtime sees it: apply, state, stop, delete."""
+"""Lifecycle of a component through the API of the runtime: apply, state, stop, delete."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ FOREVER = "exec sleep 1000"
 STUBBORN = "trap '' TERM; sleep 1000 & echo $! > data/child; while :; do wait; done"
 
 
-async def test_it_is_a_runtime(runtime) -> None:
+async def test_process_runtime_implements_runtime(runtime) -> None:
     face: Runtime = runtime
     assert face.names() == []
     assert face.state("nobody").phase is Phase.ABSENT
 
 
-async def test_starts_gets_ready_and_stops(runtime, sandbox, is_running) -> None:
-    seen = []
-    unsubscribe = runtime.subscribe(lambda name: seen.append(runtime.state(name).phase))
+async def test_component_starts_becomes_ready_and_stops(runtime, sandbox, is_running) -> None:
+    phases = []
+    unsubscribe = runtime.subscribe(lambda name: phases.append(runtime.state(name).phase))
     await runtime.apply(await sandbox.web(runtime, "web"))
     started = runtime.state("web")
     assert (started.phase, started.restarts) == (Phase.STARTING, 0)
@@ -48,20 +48,20 @@ async def test_starts_gets_ready_and_stops(runtime, sandbox, is_running) -> None
     assert runtime.state("web").phase is Phase.ABSENT
     assert runtime.state("web").exit_code == -signal.SIGTERM
     assert runtime.names() == ["web"], "its address and files are still there"
-    assert list(dict.fromkeys(seen)) == [Phase.STARTING, Phase.READY, Phase.STOPPING, Phase.ABSENT]
+    assert list(dict.fromkeys(phases)) == [Phase.STARTING, Phase.READY, Phase.STOPPING, Phase.ABSENT]
 
     unsubscribe()
     unsubscribe()
     await runtime.apply(sandbox.shell("web", FOREVER))
-    assert seen[-1] is Phase.ABSENT
+    assert phases[-1] is Phase.ABSENT
 
 
-async def test_without_a_probe_it_is_ready_as_soon_as_it_runs(runtime, sandbox) -> None:
+async def test_component_without_probe_is_ready_once_it_runs(runtime, sandbox) -> None:
     await runtime.apply(sandbox.shell("plain", FOREVER))
     await sandbox.phase(runtime, "plain", Phase.READY)
 
 
-async def test_an_equal_description_does_nothing_and_another_one_replaces(runtime, sandbox, is_running) -> None:
+async def test_only_a_changed_description_replaces_the_process(runtime, sandbox, is_running) -> None:
     component = sandbox.shell("plain", FOREVER, env={"A": "1"}, files={"f": File(b"1")})
     await runtime.apply(component)
     first = runtime.state("plain").pid
@@ -82,7 +82,7 @@ async def test_an_equal_description_does_nothing_and_another_one_replaces(runtim
     assert find_processes(sandbox.directory) == pids[-1:]
 
 
-async def test_probe_and_grace_change_without_a_restart(runtime, sandbox) -> None:
+async def test_change_of_grace_period_keeps_the_process(runtime, sandbox) -> None:
     component = sandbox.shell("stubborn", STUBBORN, data=True)
     await runtime.apply(component)
     pid = runtime.state("stubborn").pid
@@ -93,7 +93,7 @@ async def test_probe_and_grace_change_without_a_restart(runtime, sandbox) -> Non
         await runtime.stop("stubborn")
 
 
-async def test_what_ignores_sigterm_is_killed_after_the_grace_with_its_children(runtime, sandbox, is_running) -> None:
+async def test_component_ignoring_sigterm_is_killed_after_grace_period(runtime, sandbox, is_running) -> None:
     await runtime.apply(sandbox.shell("stubborn", STUBBORN, data=True, grace_seconds=0.3))
     pid = runtime.state("stubborn").pid
     child = int(await sandbox.text(sandbox.directory / "stubborn/data/child"))
@@ -112,7 +112,7 @@ async def test_children_end_with_the_main_process(runtime, sandbox, is_running) 
     assert not is_running(int((sandbox.directory / "parent/data/child").read_text()))
 
 
-async def test_a_component_that_is_frozen_gets_unready_and_ready_again(runtime, sandbox) -> None:
+async def test_frozen_component_becomes_unready_and_ready_again(runtime, sandbox) -> None:
     await runtime.apply(await sandbox.web(runtime, "web", probe={"timeout_seconds": 0.2, "failure_threshold": 2}))
     pid = (await sandbox.phase(runtime, "web", Phase.READY)).pid
     os.kill(pid, signal.SIGSTOP)
@@ -122,20 +122,20 @@ async def test_a_component_that_is_frozen_gets_unready_and_ready_again(runtime, 
     await sandbox.phase(runtime, "web", Phase.READY, pid=pid)
 
 
-async def test_component_that_hangs_is_killed_and_started_again(sandbox, caplog) -> None:
+async def test_hanging_component_is_killed_and_restarted(sandbox, caplog) -> None:
     async with sandbox.runtime(pace=replace(FAST, live_probe=0.1, live_failures=3)) as runtime:
         probe = {"timeout_seconds": 0.2}
         await runtime.apply(await sandbox.web(runtime, "web", probe=probe, liveness_path="/livez"))
         pid = (await sandbox.phase(runtime, "web", Phase.READY)).pid
         os.kill(pid, signal.SIGSTOP)
-        again = await sandbox.phase(runtime, "web", Phase.READY, restarts=1)
-        assert again.pid != pid
+        restarted = await sandbox.phase(runtime, "web", Phase.READY, restarts=1)
+        assert restarted.pid != pid
         assert "Component web hangs and is killed: GET http://127.0.0.1:" in caplog.text
         assert "/livez has no answer after 0.2 s, 3 times in a row" in caplog.text
         assert "was killed, because it hung (GET" in caplog.text
 
 
-async def test_component_that_fails_between_good_answers_is_not_killed(sandbox) -> None:
+async def test_component_with_passing_failures_is_not_killed(sandbox) -> None:
     async with sandbox.runtime(pace=replace(FAST, live_probe=0.02, live_failures=1000)) as runtime:
         await runtime.apply(await sandbox.web(runtime, "web", liveness_path="/livez"))
         pid = (await sandbox.phase(runtime, "web", Phase.READY)).pid
@@ -145,7 +145,7 @@ async def test_component_that_fails_between_good_answers_is_not_killed(sandbox) 
         await sandbox.phase(runtime, "web", Phase.READY, pid=pid, restarts=0)
 
 
-async def test_the_message_says_what_the_probe_was_told(runtime, sandbox) -> None:
+async def test_unready_message_has_response_of_the_probe(runtime, sandbox) -> None:
     component = await sandbox.web(runtime, "web")
     await runtime.apply(component)
     await sandbox.phase(runtime, "web", Phase.READY)
@@ -155,7 +155,7 @@ async def test_the_message_says_what_the_probe_was_told(runtime, sandbox) -> Non
     assert broken.message == f"GET http://127.0.0.1:{port}/ answers 500: something is broken"
 
 
-async def test_one_failure_of_a_ready_component_counts_for_nothing(runtime, sandbox) -> None:
+async def test_failures_below_threshold_keep_component_ready(runtime, sandbox) -> None:
     phases = []
     await runtime.apply(await sandbox.web(runtime, "web", probe={"failure_threshold": 1000}))
     await sandbox.phase(runtime, "web", Phase.READY)
@@ -166,7 +166,7 @@ async def test_one_failure_of_a_ready_component_counts_for_nothing(runtime, sand
     assert phases == []
 
 
-async def test_delete_removes_everything_and_can_be_repeated(runtime, sandbox, is_running) -> None:
+async def test_delete_removes_process_and_files_and_can_be_repeated(runtime, sandbox, is_running) -> None:
     await runtime.apply(await sandbox.web(runtime, "web", data=True, files={"f": File(b"x")}))
     pid = runtime.state("web").pid
     await runtime.delete("web")
@@ -180,15 +180,15 @@ async def test_delete_removes_everything_and_can_be_repeated(runtime, sandbox, i
 async def test_stop_keeps_data_and_address(runtime, sandbox) -> None:
     component = await sandbox.web(runtime, "web", data=True)
     await runtime.apply(component)
-    kept = sandbox.directory / "web/data/kept"
-    kept.write_text("kept")
+    file = sandbox.directory / "web/data/kept"
+    file.write_text("kept")
     await runtime.stop("web")
     await runtime.stop("web")
-    assert kept.read_text() == "kept"
+    assert file.read_text() == "kept"
     assert (await runtime.reserve("web", ports=["http"])).ports["http"] == component.ports[0].number
 
 
-async def test_stopping_one_does_not_hold_up_another(runtime, sandbox) -> None:
+async def test_slow_stop_does_not_delay_other_components(runtime, sandbox) -> None:
     await runtime.apply(sandbox.shell("slow", STUBBORN, data=True, grace_seconds=600.0))
     await sandbox.text(sandbox.directory / "slow/data/child")
     stopping = asyncio.create_task(runtime.stop("slow"))
@@ -201,7 +201,7 @@ async def test_stopping_one_does_not_hold_up_another(runtime, sandbox) -> None:
     await stopping
 
 
-async def test_calls_for_one_name_are_made_one_after_the_other(runtime, sandbox) -> None:
+async def test_concurrent_calls_for_a_component_run_in_order(runtime, sandbox) -> None:
     component = sandbox.shell("busy", FOREVER)
     await asyncio.gather(
         *(
@@ -218,7 +218,7 @@ async def test_calls_for_one_name_are_made_one_after_the_other(runtime, sandbox)
     assert find_processes(sandbox.directory) == [runtime.state("busy").pid]
 
 
-async def test_a_stop_right_after_the_start_is_not_hidden_by_readiness(runtime, sandbox) -> None:
+async def test_stop_right_after_start_reports_stopping_and_absent(runtime, sandbox) -> None:
     phases = []
     runtime.subscribe(lambda name: phases.append(runtime.state(name).phase))
     await runtime.apply(sandbox.shell("short", FOREVER))
@@ -227,7 +227,7 @@ async def test_a_stop_right_after_the_start_is_not_hidden_by_readiness(runtime, 
     assert list(dict.fromkeys(after)) == [Phase.STOPPING, Phase.ABSENT]
 
 
-async def test_a_cancelled_stop_goes_on_and_the_next_call_waits_for_it(runtime, sandbox, is_running) -> None:
+async def test_cancelled_stop_continues_and_next_call_waits_for_it(runtime, sandbox, is_running) -> None:
     component = sandbox.shell("stubborn", STUBBORN, data=True, grace_seconds=0.5)
     await runtime.apply(component)
     pid = runtime.state("stubborn").pid
@@ -243,7 +243,7 @@ async def test_a_cancelled_stop_goes_on_and_the_next_call_waits_for_it(runtime, 
     assert runtime.state("stubborn").pid in find_processes(sandbox.directory)
 
 
-async def test_a_cancelled_replacement_leaves_no_process_without_supervision(runtime, sandbox) -> None:
+async def test_cancelled_replacement_leaves_no_process(runtime, sandbox) -> None:
     component = sandbox.shell("stubborn", STUBBORN, data=True, grace_seconds=0.3)
     await runtime.apply(component)
     await sandbox.text(sandbox.directory / "stubborn/data/child")
@@ -255,7 +255,7 @@ async def test_a_cancelled_replacement_leaves_no_process_without_supervision(run
     assert find_processes(sandbox.directory) == []
 
 
-async def test_exit_ends_bound_components_and_leaves_independent_ones(sandbox, is_running) -> None:
+async def test_exit_ends_bound_and_keeps_independent_components(sandbox, is_running) -> None:
     async with sandbox.runtime() as runtime:
         for lifetime in Lifetime:
             await runtime.apply(sandbox.shell(lifetime.lower(), FOREVER, lifetime=lifetime))
@@ -267,13 +267,13 @@ async def test_exit_ends_bound_components_and_leaves_independent_ones(sandbox, i
         await runtime.apply(sandbox.shell("late", FOREVER))
 
 
-async def test_a_second_runtime_over_the_same_directory_is_refused(runtime, sandbox) -> None:
+async def test_second_runtime_in_the_same_directory_is_refused(runtime, sandbox) -> None:
     with pytest.raises(RuntimeFailure, match=rf"used by another runtime \(process {os.getpid()}\)"):
         async with sandbox.runtime():
             pass
 
 
-async def test_programs_do_not_hold_the_directory(sandbox) -> None:
+async def test_running_component_does_not_lock_the_directory(sandbox) -> None:
     async with sandbox.runtime() as runtime:
         await runtime.apply(sandbox.shell("plain", FOREVER))
     async with sandbox.runtime() as runtime:
@@ -281,34 +281,34 @@ async def test_programs_do_not_hold_the_directory(sandbox) -> None:
         assert runtime.names(prefix="plains") == []
 
 
-async def test_who_waits_until_nothing_is_left_of_a_component_is_told(runtime, sandbox) -> None:
+async def test_subscriber_is_notified_once_component_is_deleted(runtime, sandbox) -> None:
     await runtime.apply(sandbox.shell("plain", FOREVER))
-    left = []
-    runtime.subscribe(lambda _: left.append(runtime.names()))
+    notifications = []
+    runtime.subscribe(lambda _: notifications.append(runtime.names()))
     await runtime.stop("plain")
-    assert left[-1] == ["plain"]
+    assert notifications[-1] == ["plain"]
     await runtime.delete("plain")
-    assert left[-1] == []
-    told = len(left)
+    assert notifications[-1] == []
+    count = len(notifications)
     await runtime.delete("plain")
-    assert len(left) == told
+    assert len(notifications) == count
 
 
-async def test_a_subscriber_that_fails_harms_nobody(runtime, sandbox, caplog) -> None:
-    seen = []
+async def test_failing_subscriber_is_logged_and_others_are_notified(runtime, sandbox, caplog) -> None:
+    notifications = []
 
     def fail(name: str) -> None:
         raise ZeroDivisionError(name)
 
     runtime.subscribe(fail)
-    runtime.subscribe(seen.append)
+    runtime.subscribe(notifications.append)
     await runtime.apply(sandbox.shell("plain", FOREVER))
     await sandbox.phase(runtime, "plain", Phase.READY)
-    assert seen
+    assert notifications
     assert "A subscriber failed on a change of component plain" in caplog.text
 
 
-async def test_a_directory_that_cannot_be_used_is_named(tmp_path) -> None:
+async def test_unusable_directory_is_named_in_the_error(tmp_path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RuntimeFailure, match=r"file/below cannot be used"):
         async with ProcessRuntime(tmp_path / "file/below", programs=[]):

@@ -1,4 +1,4 @@
-"""Any order of calls, crashes and restarts of the runtime: what was asked last is what runs, once, and nothing else."""
+"""Any order of calls, crashes and restarts of the runtime: exactly the last applied components run, each once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACE = Pace(restart_base=0.01, restart_limit=0.02, log_check=0.05)
 
 
 def running_version(pid: int | None) -> str | None:
-    """Tell which version runs; None where the process is gone, also when that is not known to the runtime yet."""
+    """Return the version that a process runs. None after its exit, even before the runtime observes the exit."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -31,7 +31,7 @@ def running_version(pid: int | None) -> str | None:
 
 
 class RuntimeMachine(RuleBasedStateMachine):
-    """The model: the wanted version by name, and which names own a directory."""
+    """A model of the runtime: the desired version of each name, and the names that own a directory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class RuntimeMachine(RuleBasedStateMachine):
 
     @rule(again=st.booleans())
     def reopen(self, again: bool) -> None:
-        """End the runtime and begin the next one; `again`: and have everything described again."""
+        """Close the runtime and open the next. With `again`, apply all desired components, otherwise stop them."""
         self.runner.run(self.runtime.__aexit__(None, None, None))
         self.runtime = self.open()
         if again:
@@ -117,18 +117,20 @@ class RuntimeMachine(RuleBasedStateMachine):
 
     @invariant()
     def exactly_what_is_wanted_runs(self) -> None:
-        wanted = {name: version for name, (version, _) in self.wanted.items()}
+        desired = {name: version for name, (version, _) in self.wanted.items()}
 
         async def settled() -> None:
             for _ in range(500):
-                pids = {name: self.runtime.state(name).pid for name in wanted}
-                ready = all(self.runtime.state(name).phase is Phase.READY for name in wanted)
-                found = find_processes(self.directory)
+                pids = {name: self.runtime.state(name).pid for name in desired}
+                ready = all(self.runtime.state(name).phase is Phase.READY for name in desired)
+                processes = find_processes(self.directory)
                 versions = {name: running_version(pid) for name, pid in pids.items()}
-                if ready and versions == wanted and sorted(pids.values()) == sorted(found):
+                if ready and versions == desired and sorted(pids.values()) == sorted(processes):
                     return
                 await asyncio.sleep(0.01)
-            raise AssertionError(f"wanted {wanted}; {pids} of versions {versions}, ready: {ready}; processes {found}")
+            raise AssertionError(
+                f"wanted {desired}; {pids} of versions {versions}, ready: {ready}; processes {processes}"
+            )
 
         self.runner.run(settled())
 

@@ -1,4 +1,4 @@
-"""Components that outlast what allows them are ended, whatever has become of their supervisor."""
+"""The watchdog ends components after their deadline, even if their supervisor is dead or suspended."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ async def watched(sandbox, until: dict[str, float]) -> AsyncIterator[Watchdog]:
         yield watchdog
 
 
-async def test_what_is_late_is_ended_with_all_its_processes_and_nothing_else(
+async def test_late_component_is_ended_and_others_keep_running(
     sandbox, is_running, eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Else what is bounded would be told a later time each second.
+    # Otherwise the watchdog would extend the deadline of `bounded` each second.
     monkeypatch.setattr("kplane.workloads.processes.watchdog._TELL_SECONDS", 60.0)
     until = {"late": 60.0, "bounded": 60.0}
     async with sandbox.runtime() as runtime, watched(sandbox, until) as watchdog:
@@ -47,7 +47,7 @@ async def test_what_is_late_is_ended_with_all_its_processes_and_nothing_else(
         await watchdog.confirm()
         await sandbox.gone(pids["late"])
         assert time.monotonic() - began >= 0.45, "and no sooner"
-        # And it is not let come up again.
+        # The reaper also ends each restarted process of the component.
         await eventually(lambda: runtime.state("late").restarts >= 2)
         assert runtime.state("late-not").pid == pids["late-not"]
         assert runtime.state("bounded").pid == pids["bounded"]
@@ -58,7 +58,7 @@ async def test_what_is_late_is_ended_with_all_its_processes_and_nothing_else(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_reaper_that_dies_or_hangs_is_replaced(
+async def test_dead_or_hanging_reaper_is_replaced(
     sandbox, eventually, is_running, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     monkeypatch.setattr("kplane.workloads.processes.watchdog._SILENT_SECONDS", 0.5)
@@ -74,25 +74,27 @@ async def test_a_reaper_that_dies_or_hangs_is_replaced(
         assert not is_running(former)
 
 
-async def test_what_is_late_is_looked_for_closely_only_while_there_is_any(sandbox, eventually) -> None:
+async def test_reaper_scans_often_only_while_components_are_late(sandbox, eventually) -> None:
     async with sandbox.runtime() as runtime:
         await runtime.apply(sandbox.shell("late", FOREVER))
         marker = f"{MARKER_VARIABLE}={sandbox.directory}/".encode()
-        # A process has no environment for a moment while it becomes another program.
+        # A process has no environment for a moment during exec.
         await eventually(lambda: reaper._end_late({marker + b"late": 0.0}), lambda wait: wait == reaper._AGAIN_SECONDS)
     await eventually(lambda: reaper._end_late({marker + b"late": 0.0}), lambda wait: wait == reaper._LOOK_SECONDS)
     soon = time.clock_gettime(time.CLOCK_BOOTTIME) + 0.1
     assert reaper._end_late({marker + b"late": 0.0, marker + b"soon": soon}) <= 0.1
 
 
-async def test_what_one_look_misses_is_ended_by_the_next(sandbox, is_running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process has no environment while it becomes another program, and the supervisor may die just then."""
+async def test_process_missed_by_a_scan_is_ended_by_the_next_scan(
+    sandbox, is_running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process has no environment during exec, and the supervisor may die at that moment."""
     monkeypatch.setattr("kplane.workloads.processes.reaper._AGAIN_SECONDS", 0.01)
-    kill, looks = reaper._kill, []
+    kill, counts = reaper._kill, []
 
     def miss_once(markers: set[bytes], *, all_below: bool) -> int:
-        looks.append(0 if not looks else kill(markers, all_below=all_below))
-        return looks[-1]
+        counts.append(0 if not counts else kill(markers, all_below=all_below))
+        return counts[-1]
 
     monkeypatch.setattr("kplane.workloads.processes.reaper._kill", miss_once)
     async with sandbox.runtime() as runtime:
@@ -100,11 +102,11 @@ async def test_what_one_look_misses_is_ended_by_the_next(sandbox, is_running, mo
         pid = runtime.state("missed").pid
         reaper._end_all(f"{MARKER_VARIABLE}={sandbox.directory}/".encode())
         await sandbox.gone(pid)
-    assert looks[-2:] == [0, 0]
+    assert counts[-2:] == [0, 0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-async def test_a_signal_that_is_meant_for_the_supervisor_ends_no_reaper(sandbox, number: signal.Signals) -> None:
+async def test_reaper_ignores_signals_meant_for_the_supervisor(sandbox, number: signal.Signals) -> None:
     async with watched(sandbox, {}) as watchdog:
         pid = watchdog.pid
         os.kill(pid, number)
@@ -112,58 +114,58 @@ async def test_a_signal_that_is_meant_for_the_supervisor_ends_no_reaper(sandbox,
         assert watchdog.pid == pid
 
 
-async def test_something_is_to_be_told_to_a_reaper_whose_end_is_not_known_yet(
+async def test_confirm_replaces_reaper_whose_exit_is_not_observed_yet(
     sandbox, eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its pipes are closed by then, and uvloop says so by a RuntimeError to who writes all the same."""
+    """The pipes of the reaper are closed by then, and uvloop raises RuntimeError for writes to closed pipes."""
     monkeypatch.setattr("kplane.workloads.processes.watchdog._TELL_SECONDS", 60.0)
-    wait, ended, known = asyncio.subprocess.Process.wait, asyncio.Event(), asyncio.Event()
+    wait, exit_event, observation = asyncio.subprocess.Process.wait, asyncio.Event(), asyncio.Event()
 
     async def be_late(process: asyncio.subprocess.Process) -> int:
         code = await wait(process)
-        ended.set()
-        await known.wait()
+        exit_event.set()
+        await observation.wait()
         return code
 
     monkeypatch.setattr("asyncio.subprocess.Process.wait", be_late)
     async with watched(sandbox, {}) as watchdog:
         former = watchdog.pid
         os.kill(former, signal.SIGKILL)
-        await ended.wait()
-        telling = asyncio.create_task(watchdog.confirm())
+        await exit_event.wait()
+        confirmation = asyncio.create_task(watchdog.confirm())
         await eventually(lambda: watchdog.pid is None)
-        known.set()
-        await telling
+        observation.set()
+        await confirmation
         assert watchdog.pid not in {None, former}
 
 
-async def test_a_machine_without_room_for_a_process_is_given_time(sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_start_of_reaper_is_retried_with_growing_delays(sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kplane.workloads.processes.watchdog._FIRST_PAUSE_SECONDS", 0.02)
-    start, tried_at = asyncio.create_subprocess_exec, []
+    start, attempts = asyncio.create_subprocess_exec, []
 
     async def fail_at_first(*arguments, **options) -> asyncio.subprocess.Process:
-        tried_at.append(time.monotonic())
-        if len(tried_at) <= 5:
+        attempts.append(time.monotonic())
+        if len(attempts) <= 5:
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
         return await start(*arguments, **options)
 
     monkeypatch.setattr("asyncio.create_subprocess_exec", fail_at_first)
     async with watched(sandbox, {}) as watchdog:
         assert watchdog.pid is not None
-    assert tried_at[5] - tried_at[0] > 0.5, "it waits longer each time"
+    assert attempts[5] - attempts[0] > 0.5, "it waits longer each time"
 
 
-async def test_where_no_reaper_can_be_kept_that_is_told(sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failure_to_keep_a_reaper_is_reported(sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kplane.workloads.processes.watchdog._SILENT_SECONDS", 0.2)
     monkeypatch.setattr("kplane.workloads.processes.watchdog._PATIENCE_SECONDS", 0.2)
     monkeypatch.setattr("kplane.workloads.processes.watchdog._FIRST_PAUSE_SECONDS", 0.02)
     monkeypatch.setattr("kplane.workloads.processes.watchdog.sys.executable", "/bin/false")
-    failed = asyncio.Event()
+    failure = asyncio.Event()
     watchdog = Watchdog(sandbox.directory, until=dict)
 
     async def watch() -> None:
-        async with watchdog.running(on_failure=failed.set):
-            await failed.wait()
+        async with watchdog.running(on_failure=failure.set):
+            await failure.wait()
 
     with pytest.raises(RuntimeFailure, match="No process can be had"):
         await watch()
@@ -171,9 +173,9 @@ async def test_where_no_reaper_can_be_kept_that_is_told(sandbox, monkeypatch: py
         await watchdog.confirm()
 
 
-@pytest.mark.asyncio(loop_factories=["asyncio"])  # the supervisor has one of its own
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # the supervisor has its own event loop
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
-async def test_components_end_though_their_supervisor_is_stopped_or_dead(
+async def test_components_end_if_supervisor_is_suspended_or_dead(
     sandbox, is_running, eventually, number: signal.Signals
 ) -> None:
     supervisor = await asyncio.create_subprocess_exec(
@@ -185,7 +187,7 @@ async def test_components_end_though_their_supervisor_is_stopped_or_dead(
         pid, reaper = map(int, (await supervisor.stdout.readline()).split())
         began = time.monotonic()
         if number is signal.SIGSTOP:
-            # It goes on for longer than it may run without being allowed again.
+            # The component outlives its first deadline of 2 s, because the supervisor extends the deadline.
             await eventually(lambda: time.monotonic() - began > 2.1)
             assert is_running(pid)
         supervisor.send_signal(number)

@@ -1,4 +1,4 @@
-"""A tenant's real API server, and bundles as the management cluster would have them."""
+"""A tenant's real API server, and bundles as the store of the management cluster holds them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _versions = itertools.count(1)
 
 @dataclass
 class Addons:
-    """What a test works with: the tenant as its administrator, and the add-ons of its class."""
+    """A tenant, accessed as its administrator, and the add-ons of its class."""
 
     client: Client
     facts: TenantFacts
@@ -37,7 +37,7 @@ class Addons:
     look: AddonSync | None = None
 
     def bundle(self, name: str, **entries: str) -> None:
-        """Have a bundle of this name, and the class name it."""
+        """Create or update a bundle, and list its name in the class."""
         version = str(next(_versions))
         metadata = {"namespace": "kplane-system", "name": name, "uid": name, "resourceVersion": version}
         self.store.apply({"metadata": metadata, "data": entries})
@@ -45,7 +45,7 @@ class Addons:
             self.wanted.append(name)
 
     async def failures(self, *, last: list[str] | None = None) -> dict[str, ConditionError]:
-        """Look at the tenant once; gives what is wrong."""
+        """Sync the add-ons of the tenant once; return the failure of each failed add-on."""
         bundles = Bundles(self.store, namespace="kplane-system")
         self.look = AddonSync(self.client, bundles=bundles, facts=self.facts)
         return await self.look.all(self.wanted, last=last or [])
@@ -53,7 +53,7 @@ class Addons:
 
 @pytest.fixture
 async def addons(tenant: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Addons]:
-    # What is to be done in one look is not excused by a busy machine: it only may take longer there.
+    # A single sync must do all its work on a busy machine too. Only its time limits are longer here.
     monkeypatch.setattr(installation, "_ADDON_SECONDS", 120.0)
     monkeypatch.setattr(installation, "_ESTABLISHED_SECONDS", 60.0)
     monkeypatch.setattr(look, "_PASS_SECONDS", 150.0)

@@ -1,4 +1,4 @@
-"""Bundles as their authors hear of them: found by name, read once, and what is wrong in words."""
+"""Bundles: lookup by name, parsing once per version, and error messages for their authors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def config_map(name: str, version: int, *, namespace: str = "kplane-system", tex
     return {"metadata": metadata, "data": {"a": text}}
 
 
-async def test_a_bundle_is_parsed_once_for_all_and_again_when_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bundle_is_parsed_once_per_version(monkeypatch: pytest.MonkeyPatch) -> None:
     from kplane.controlplane_operator.addons import bundles as module
 
     parsed = []
@@ -34,8 +34,8 @@ async def test_a_bundle_is_parsed_once_for_all_and_again_when_it_changed(monkeyp
     store = Store(CONFIG_MAPS)
     store.apply(config_map("mine", 1))
     bundles = Bundles(store, namespace="kplane-system")
-    found = await asyncio.gather(*(bundles.find("mine") for _ in range(20)))
-    assert len({id(bundle) for bundle in found}) == len(parsed) == 1
+    results = await asyncio.gather(*(bundles.find("mine") for _ in range(20)))
+    assert len({id(bundle) for bundle in results}) == len(parsed) == 1
     before = bundles.version("mine")
     store.apply(config_map("mine", 2, text="kind: ["))
     assert bundles.version("mine") != before
@@ -46,7 +46,7 @@ async def test_a_bundle_is_parsed_once_for_all_and_again_when_it_changed(monkeyp
     assert len(parsed) == 2
 
 
-async def test_only_the_operators_namespace_has_bundles() -> None:
+async def test_bundles_are_read_from_namespace_of_operator_only() -> None:
     store = Store(CONFIG_MAPS)
     store.apply(config_map("mine", 1, namespace="default"))
     bundles = Bundles(store, namespace="kplane-system")
@@ -55,16 +55,16 @@ async def test_only_the_operators_namespace_has_bundles() -> None:
         await bundles.find("mine")
 
 
-async def test_an_author_is_told_of_every_name_that_does_not_work() -> None:
+async def test_problems_name_every_unusable_bundle() -> None:
     store = Store(CONFIG_MAPS)
     store.apply(config_map("good", 1))
     store.apply(config_map("bad", 2, text=""))
     bundles = Bundles(store, namespace="kplane-system")
     assert await bundles.problems(["starter", "kubeadm-join", "good"]) == []
-    # One of our own names is never taken from a ConfigMap, and that is not kept secret.
+    # A ConfigMap never replaces a built-in bundle, and its author gets an error message.
     store.apply(config_map("starter", 3))
-    told = [failure.message for failure in await bundles.problems(["starter", "good", "bad", "missing"])]
-    assert len(told) == 3
-    assert "rename yours" in told[0]
-    assert "no manifest" in told[1]
-    assert "kplane-system/missing" in told[2]
+    messages = [failure.message for failure in await bundles.problems(["starter", "good", "bad", "missing"])]
+    assert len(messages) == 3
+    assert "rename yours" in messages[0]
+    assert "no manifest" in messages[1]
+    assert "kplane-system/missing" in messages[2]

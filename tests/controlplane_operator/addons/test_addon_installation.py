@@ -1,4 +1,4 @@
-"""Add-ons in a real API server: in order, mended, pruned, each on its own; the tenant's own objects are not touched."""
+"""Add-ons in a real API server: order, repair, pruning and isolation. The tenant's own objects stay untouched."""
 
 from __future__ import annotations
 
@@ -62,41 +62,41 @@ def binding(role: str) -> str:
 
 
 async def names(addons: Any, namespace: str = "default") -> set[str]:
-    found = (await addons.client.list(CONFIG_MAPS, namespace=namespace)).items
-    return {item["metadata"]["name"] for item in found} - {"kube-root-ca.crt"}
+    config_maps = (await addons.client.list(CONFIG_MAPS, namespace=namespace)).items
+    return {item["metadata"]["name"] for item in config_maps} - {"kube-root-ca.crt"}
 
 
 async def gone(addons: Any, resource: Resource, name: str, eventually: Any, **where: Any) -> None:
     async def absent() -> bool:
         try:
-            found = await addons.client.get(resource, name, **where)
+            obj = await addons.client.get(resource, name, **where)
         except NotFound:
             return True
-        return "deletionTimestamp" in found["metadata"]
+        return "deletionTimestamp" in obj["metadata"]
 
     assert await eventually(absent)
 
 
-async def test_a_bundle_in_any_order_is_installed_at_once_and_then_nothing_is_written(addons: Any) -> None:
+async def test_unordered_bundle_needs_one_sync_and_no_later_write(addons: Any) -> None:
     addons.bundle("shop", a=WIDGET, b=config("settings", namespace="shop"), c=CRD, d=SHOP)
     assert await addons.failures() == {}
     widget = await addons.client.get(WIDGETS, "first", namespace="shop")
     assert widget["metadata"]["labels"] == {"controlplane.kplane.dev/installed-by": "shop"}
 
     async def versions() -> list[str]:
-        found = [
+        objects = [
             *(await addons.client.list(WIDGETS)).items,
             *(await addons.client.list(CONFIG_MAPS)).items,
             *(await addons.client.list(NAMESPACES)).items,
         ]
-        return sorted(f"{item['metadata']['name']}={item['metadata']['resourceVersion']}" for item in found)
+        return sorted(f"{item['metadata']['name']}={item['metadata']['resourceVersion']}" for item in objects)
 
     before = await versions()
     assert await addons.failures() == {}
     assert await versions() == before
 
 
-async def test_drift_is_mended_also_where_the_role_of_a_binding_was_exchanged(addons: Any) -> None:
+async def test_drift_is_repaired_including_role_of_a_binding(addons: Any) -> None:
     addons.bundle("a", a=config("one"), b=binding("view"))
     assert await addons.failures() == {}
     await addons.client.patch(CONFIG_MAPS, "one", {"data": {"value": "other"}}, namespace="default")
@@ -107,7 +107,7 @@ async def test_drift_is_mended_also_where_the_role_of_a_binding_was_exchanged(ad
     assert (await addons.client.get(CLUSTER_ROLE_BINDINGS, "addon-viewers"))["roleRef"]["name"] == "view"
 
 
-async def test_what_leaves_the_bundle_or_the_class_goes_and_what_is_marked_stays(addons: Any, eventually: Any) -> None:
+async def test_objects_without_bundle_or_class_are_pruned_unless_kept(addons: Any, eventually: Any) -> None:
     keep = ", annotations: {controlplane.kplane.dev/keep: 'true'}"
     addons.bundle("a", a=config("one") + config("two") + config("kept", extra=keep))
     addons.bundle("b", a=SHOP, b=CRD, c=WIDGET)
@@ -126,7 +126,7 @@ async def test_what_leaves_the_bundle_or_the_class_goes_and_what_is_marked_stays
     assert await names(addons, "kplane-system") == set()
 
 
-async def test_what_moves_to_another_addon_is_not_removed_on_the_way(addons: Any) -> None:
+async def test_object_moved_to_another_addon_keeps_its_uid(addons: Any) -> None:
     addons.bundle("a", a=config("one") + config("stays"))
     addons.bundle("b", a=config("two"))
     assert await addons.failures() == {}
@@ -142,7 +142,7 @@ async def test_what_moves_to_another_addon_is_not_removed_on_the_way(addons: Any
     assert await names(addons) == {"one", "two"}
 
 
-async def test_a_broken_addon_stops_no_other_and_nothing_of_it_is_removed(addons: Any) -> None:
+async def test_broken_addon_blocks_no_other_and_keeps_its_objects(addons: Any) -> None:
     addons.bundle("broken", a=config("old") + config("good"))
     assert await addons.failures() == {}
     bad = "{apiVersion: v1, kind: Service, metadata: {name: bad}, spec: {ports: [{port: 99999999}]}}"
@@ -159,7 +159,7 @@ async def test_a_broken_addon_stops_no_other_and_nothing_of_it_is_removed(addons
     assert (await addons.client.get(CONFIG_MAPS, "good", namespace="default"))["data"] == {"value": "2"}
 
 
-async def test_an_invalid_or_missing_bundle_removes_nothing(addons: Any) -> None:
+async def test_invalid_or_missing_bundle_removes_no_object(addons: Any) -> None:
     addons.bundle("a", a=config("one"))
     assert await addons.failures() == {}
     addons.bundle("a", a="][")
@@ -169,7 +169,7 @@ async def test_an_invalid_or_missing_bundle_removes_nothing(addons: Any) -> None
     assert await names(addons) == {"one"}
 
 
-async def test_what_the_tenant_has_itself_is_not_taken_over(addons: Any) -> None:
+async def test_existing_objects_of_tenant_are_not_taken_over(addons: Any) -> None:
     await addons.client.create(NAMESPACES, {"metadata": {"name": "shop"}})
     await addons.client.create(
         CONFIG_MAPS, json.loads('{"metadata": {"name": "mine"}, "data": {"a": "b"}}'), namespace="shop"
@@ -185,12 +185,12 @@ async def test_what_the_tenant_has_itself_is_not_taken_over(addons: Any) -> None
     assert await addons.failures() == {}
     addons.wanted = []
     assert await addons.failures() == {}
-    # The namespace was there before.
+    # The namespace existed before the add-on.
     assert (await addons.client.get(NAMESPACES, "shop"))["status"]["phase"] == "Active"
     assert await names(addons, "shop") == set()
 
 
-async def test_two_addons_with_the_same_object_are_told_and_one_of_them_keeps_it(addons: Any) -> None:
+async def test_object_in_two_addons_is_reported_and_first_keeps_it(addons: Any) -> None:
     addons.bundle("a", a=config("one"))
     addons.bundle("b", a=config("one", value="2"))
     for _ in range(2):
@@ -200,7 +200,7 @@ async def test_two_addons_with_the_same_object_are_told_and_one_of_them_keeps_it
         assert (await addons.client.get(CONFIG_MAPS, "one", namespace="default"))["data"] == {"value": "1"}
 
 
-async def test_an_inventory_that_a_tenant_forged_deletes_nothing_that_is_not_an_addons(addons: Any) -> None:
+async def test_forged_inventory_deletes_no_object_of_the_tenant(addons: Any) -> None:
     addons.bundle("a", a=config("one"))
     assert await addons.failures() == {}
     await addons.client.create(CONFIG_MAPS, {"metadata": {"name": "victim", "namespace": "default"}})
@@ -219,7 +219,7 @@ async def test_an_inventory_that_a_tenant_forged_deletes_nothing_that_is_not_an_
     assert json.loads(inventory["data"]["objects"]) == ["v1", "ConfigMap", "default", "one"]
 
 
-async def test_a_lost_inventory_is_made_again(addons: Any) -> None:
+async def test_deleted_inventory_is_recreated(addons: Any) -> None:
     addons.bundle("a", a=config("one"))
     assert await addons.failures() == {}
     await addons.client.delete(CONFIG_MAPS, "kplane-addon-a", namespace="kplane-system")
@@ -229,7 +229,7 @@ async def test_a_lost_inventory_is_made_again(addons: Any) -> None:
     assert await names(addons) == set()
 
 
-async def test_killed_between_any_two_calls_the_next_look_ends_in_the_same_place(addons: Any, monkeypatch: Any) -> None:
+async def test_sync_converges_after_a_crash_between_any_two_calls(addons: Any, monkeypatch: Any) -> None:
     class Killed(BaseException):
         pass
 
@@ -265,9 +265,7 @@ async def test_killed_between_any_two_calls_the_next_look_ends_in_the_same_place
         assert await names(addons) == expected
 
 
-async def test_a_webhook_of_the_tenant_that_hangs_holds_up_only_what_it_is_asked_about(
-    addons: Any, monkeypatch: Any, eventually: Any
-) -> None:
+async def test_hanging_webhook_delays_only_addons_it_intercepts(addons: Any, monkeypatch: Any, eventually: Any) -> None:
     writers: list[asyncio.StreamWriter] = []
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -304,7 +302,7 @@ async def test_a_webhook_of_the_tenant_that_hangs_holds_up_only_what_it_is_asked
                 return True
             return False
 
-        # It takes the API server a moment to ask a new webhook.
+        # The API server needs a moment until it calls a new webhook.
         await eventually(is_asked)
         failures = await addons.failures()
         assert list(failures) == ["slow"]
@@ -318,12 +316,12 @@ async def test_a_webhook_of_the_tenant_that_hangs_holds_up_only_what_it_is_asked
                 await writer.wait_closed()
 
 
-def test_an_object_is_named_as_people_name_it() -> None:
+def test_object_id_shows_kind_namespace_and_name() -> None:
     assert str(ObjectId("v1", "ConfigMap", "shop", "one")) == "ConfigMap shop/one"
     assert str(ObjectId("v1", "Namespace", "", "shop")) == "Namespace shop"
 
 
-async def test_more_inventories_than_we_ever_write_are_told_and_not_read(addons: Any) -> None:
+async def test_over_200_inventories_raise_answer_too_large(addons: Any) -> None:
     addons.bundle("a", a=config("one"))
     assert await addons.failures() == {}
     label = {"controlplane.kplane.dev/addon-inventory": "true"}
@@ -334,7 +332,7 @@ async def test_more_inventories_than_we_ever_write_are_told_and_not_read(addons:
         await addons.failures()
 
 
-async def test_an_inventory_of_a_name_that_no_addon_has_is_none(addons: Any) -> None:
+async def test_inventory_with_impossible_addon_name_is_ignored(addons: Any) -> None:
     addons.bundle("a", a=config("one"))
     assert await addons.failures() == {}
     forged = "b\x1b[31m" + "c" * 300

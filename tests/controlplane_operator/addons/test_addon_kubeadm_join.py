@@ -1,4 +1,4 @@
-"""What a node does that joins by `kubeadm join`, step by step as kubeadm 1.36 does it, at a real API server."""
+"""Steps of a node that joins with `kubeadm join`, as in kubeadm 1.36, at a real API server."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ NODES = Resource("v1", "Node", "nodes", namespaced=False)
 
 
 async def tokens(addons: Any) -> list[JoinToken]:
-    found = (await addons.client.list(SECRETS, namespace="kube-system")).items
-    return [token for token in map(read_token, found) if token is not None]
+    secrets = (await addons.client.list(SECRETS, namespace="kube-system")).items
+    return [token for token in map(read_token, secrets) if token is not None]
 
 
 def identity(addons: Any, token: str | None) -> ClusterConfig:
@@ -45,13 +45,13 @@ def identity(addons: Any, token: str | None) -> ClusterConfig:
 
 
 def signed(data: dict[str, str], token: JoinToken) -> bool:
-    """Verify as RFC 7515 says, and not by the code that signed."""
-    header, nothing, signature = data[f"jws-kubeconfig-{token.id}"].split(".")
+    """Verify the signature as defined by RFC 7515, without the code that signed."""
+    header, middle, signature = data[f"jws-kubeconfig-{token.id}"].split(".")
 
     def decoded(part: str) -> bytes:
         return base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))
 
-    assert nothing == ""
+    assert middle == ""
     assert json.loads(decoded(header)) == {"alg": "HS256", "kid": token.id}
     payload = base64.urlsafe_b64encode(data["kubeconfig"].encode()).rstrip(b"=")
     expected = hmac.new(token.secret.encode(), header.encode() + b"." + payload, hashlib.sha256).digest()
@@ -59,7 +59,7 @@ def signed(data: dict[str, str], token: JoinToken) -> bool:
 
 
 def csr(name: str, *, node: str, key: ec.EllipticCurvePrivateKey | None = None) -> dict[str, Any]:
-    """What a kubelet asks for; without `key` it has one of its own, which nobody gets."""
+    """Return the CertificateSigningRequest of a kubelet; without `key`, for a key that is discarded."""
     subject = [
         x509.NameAttribute(NameOID.ORGANIZATION_NAME, "system:nodes"),
         x509.NameAttribute(NameOID.COMMON_NAME, f"system:node:{node}"),
@@ -74,7 +74,7 @@ def csr(name: str, *, node: str, key: ec.EllipticCurvePrivateKey | None = None) 
     return {"metadata": {"name": name}, "spec": spec}
 
 
-async def test_a_node_finds_everything_that_kubeadm_join_asks_for(addons: Any, eventually: Any) -> None:
+async def test_joining_node_completes_the_steps_of_kubeadm_join(addons: Any, eventually: Any) -> None:
     async with Client(identity(addons, None), field_manager="kplane") as anybody:
         with pytest.raises(Forbidden):
             await anybody.get(CONFIG_MAPS, "cluster-info", namespace="kube-public")
@@ -84,10 +84,10 @@ async def test_a_node_finds_everything_that_kubeadm_join_asks_for(addons: Any, e
         assert dt.timedelta(hours=23) < token.expires_at - dt.datetime.now(dt.UTC) <= dt.timedelta(hours=24)
         assert addons.look.until == token.renew_at
 
-        # Discovery: without credentials, and believed because whoever knows the token signed it.
-        # As kubeadm does, it is asked again: an API server hears of bindings and tokens some milliseconds later.
-        found = await eventually(lambda: anybody.get(CONFIG_MAPS, "cluster-info", namespace="kube-public"))
-        data = found["data"]
+        # Discovery needs no credentials. The signature proves that its author knows the token.
+        # As in kubeadm, requests are retried: an API server learns of bindings and tokens some milliseconds later.
+        config_map = await eventually(lambda: anybody.get(CONFIG_MAPS, "cluster-info", namespace="kube-public"))
+        data = config_map["data"]
         assert signed(data, token)
         with pytest.raises((Forbidden, Unauthorized)):
             await anybody.get(CONFIG_MAPS, "kubeadm-config", namespace="kube-system")
@@ -100,13 +100,13 @@ async def test_a_node_finds_everything_that_kubeadm_join_asks_for(addons: Any, e
         token=f"{token.id}.{token.secret}",
     )
 
-    # Preflight and kubelet-start: by the token.
+    # Preflight and kubelet-start authenticate with the token.
     async with Client(discovered, field_manager="kplane") as node:
-        found = await eventually(lambda: node.get(CONFIG_MAPS, "kubeadm-config", namespace="kube-system"))
-        kubeadm = found["data"]
+        config_map = await eventually(lambda: node.get(CONFIG_MAPS, "kubeadm-config", namespace="kube-system"))
+        kubeadm = config_map["data"]
         assert yaml.safe_load(kubeadm["ClusterConfiguration"])["kubernetesVersion"] == addons.facts.cluster.version
-        found = await eventually(lambda: node.get(CONFIG_MAPS, "kubelet-config", namespace="kube-system"))
-        kubelet = yaml.safe_load(found["data"]["kubelet"])
+        config_map = await eventually(lambda: node.get(CONFIG_MAPS, "kubelet-config", namespace="kube-system"))
+        kubelet = yaml.safe_load(config_map["data"]["kubelet"])
         assert kubelet["kind"] == "KubeletConfiguration"
 
         async def is_unknown() -> bool:
@@ -117,22 +117,22 @@ async def test_a_node_finds_everything_that_kubeadm_join_asks_for(addons: Any, e
             return False
 
         await eventually(is_unknown)
-        asked = await eventually(lambda: node.create(CSRS, csr("node-csr-1", node="worker-1")))
-        assert asked["spec"]["username"] == f"system:bootstrap:{token.id}"
-        assert "system:bootstrappers:kubeadm:default-node-token" in asked["spec"]["groups"]
+        request = await eventually(lambda: node.create(CSRS, csr("node-csr-1", node="worker-1")))
+        assert request["spec"]["username"] == f"system:bootstrap:{token.id}"
+        assert "system:bootstrappers:kubeadm:default-node-token" in request["spec"]["groups"]
         with pytest.raises(Forbidden):
             await node.list(SECRETS)
 
 
 @pytest.mark.parametrize(("service_range", "bound"), [("10.96.0.0/16", ["kplane:kube-apiserver"]), (None, [])])
-def test_kubelets_let_an_api_server_in_that_kplane_runs(service_range: str | None, bound: list[str]) -> None:
+def test_kubelet_admin_binding_names_managed_api_servers_only(service_range: str | None, bound: list[str]) -> None:
     facts = ClusterFacts("acme", "https://192.0.2.1:6443", b"ca", "v1.36.3", service_range, None)
     objects = join_objects(facts, tokens=[])
-    admins = [each for each in objects if each.get("roleRef", {}).get("name") == "system:kubelet-api-admin"]
-    assert [subject["name"] for each in admins for subject in each["subjects"]] == bound
+    admins = [binding for binding in objects if binding.get("roleRef", {}).get("name") == "system:kubelet-api-admin"]
+    assert [subject["name"] for binding in admins for subject in binding["subjects"]] == bound
 
 
-async def test_drift_is_mended_tokens_follow_each_other_and_all_of_it_goes(addons: Any) -> None:
+async def test_join_objects_are_repaired_rotated_and_removed(addons: Any) -> None:
     addons.wanted = ["kubeadm-join"]
     assert await addons.failures() == {}
     (first,) = await tokens(addons)
@@ -168,7 +168,7 @@ async def test_drift_is_mended_tokens_follow_each_other_and_all_of_it_goes(addon
             await addons.client.get(CONFIG_MAPS, name, namespace=namespace)
 
 
-async def test_revoking_what_was_issued_ends_the_tokens_as_well(addons: Any, eventually: Any) -> None:
+async def test_revocation_deletes_bootstrap_tokens(addons: Any, eventually: Any) -> None:
     addons.wanted = ["kubeadm-join"]
     assert await addons.failures() == {}
     (token,) = await tokens(addons)
@@ -186,17 +186,17 @@ async def test_revoking_what_was_issued_ends_the_tokens_as_well(addons: Any, eve
         await eventually(is_refused)
 
 
-async def test_a_cluster_that_kubeadm_made_keeps_what_kubeadm_wrote(addons: Any) -> None:
+async def test_existing_kubeadm_config_is_not_overwritten(addons: Any) -> None:
     theirs = {"metadata": {"name": "kubeadm-config", "namespace": "kube-system"}, "data": {"ClusterConfiguration": "x"}}
     await addons.client.create(CONFIG_MAPS, theirs)
     addons.wanted = ["kubeadm-join"]
     failures = await addons.failures()
     assert "ConfigMap kube-system/kubeadm-config exists" in failures["kubeadm-join"].message
-    found = await addons.client.get(CONFIG_MAPS, "kubeadm-config", namespace="kube-system")
-    assert found["data"] == {"ClusterConfiguration": "x"}
+    config_map = await addons.client.get(CONFIG_MAPS, "kubeadm-config", namespace="kube-system")
+    assert config_map["data"] == {"ClusterConfiguration": "x"}
 
 
-async def test_kubernetes_own_bootstrap_signer_agrees_with_our_signature(
+async def test_bootstrap_signer_of_kubernetes_keeps_our_signatures(
     addons: Any, binaries: Any, tmp_path: Path, eventually: Any
 ) -> None:
     addons.wanted = ["kubeadm-join"]
@@ -208,19 +208,21 @@ async def test_kubernetes_own_bootstrap_signer_agrees_with_our_signature(
         await addons.client.create(SECRETS, token_secret(mine))
 
         async def data() -> dict[str, str]:
-            found = await addons.client.get(CONFIG_MAPS, "cluster-info", namespace="kube-public")
-            return dict(found["data"])
+            config_map = await addons.client.get(CONFIG_MAPS, "cluster-info", namespace="kube-public")
+            return dict(config_map["data"])
 
-        found = await eventually(data, lambda data: "jws-kubeconfig-mytokn" in data, timeout=120.0)
-        assert signed(found, mine)
-        assert {name: value for name, value in found.items() if name != "jws-kubeconfig-mytokn"} == before["data"]
-        # And we leave theirs alone.
+        cluster_info = await eventually(data, lambda data: "jws-kubeconfig-mytokn" in data, timeout=120.0)
+        assert signed(cluster_info, mine)
+        assert {name: value for name, value in cluster_info.items() if name != "jws-kubeconfig-mytokn"} == before[
+            "data"
+        ]
+        # The add-on leaves signatures of the bootstrap signer unchanged.
         assert await addons.failures() == {}
-        assert await data() == found
+        assert await data() == cluster_info
 
 
 async def join(addons: Any, node: str, *, authority: Any, binaries: Any, tmp_path: Path, eventually: Any) -> Any:
-    """Go from a bootstrap token to a kubelet's certificate, which nobody but controllers approves and signs."""
+    """Exchange a bootstrap token for a kubelet's certificate, approved and signed by Kubernetes' controllers only."""
     (token,) = await tokens(addons)
     files = {name: tmp_path / name for name in ("ca.crt", "ca.key")}
     for file, content in zip(files.values(), (authority.certificate, authority.key), strict=True):
@@ -239,8 +241,8 @@ async def join(addons: Any, node: str, *, authority: Any, binaries: Any, tmp_pat
         await eventually(lambda: joining.create(CSRS, csr(f"csr-{node}", node=node, key=key)))
 
         async def certificate() -> str | None:
-            found = await addons.client.get(CSRS, f"csr-{node}")
-            return found.get("status", {}).get("certificate")
+            request = await addons.client.get(CSRS, f"csr-{node}")
+            return request.get("status", {}).get("certificate")
 
         issued = await eventually(certificate, timeout=120.0)
     private = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -259,7 +261,7 @@ def pod(name: str, *, node: str, account: str | None, annotations: dict[str, str
 
 
 async def token_of(kubelet: Client, account: str, *, bound_to: dict[str, Any]) -> dict[str, Any]:
-    """Ask for the token that a pod's volume is to have."""
+    """Request the token for a pod's volume."""
     metadata = bound_to["metadata"]
     reference = {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"]}
     body = {
@@ -268,17 +270,17 @@ async def token_of(kubelet: Client, account: str, *, bound_to: dict[str, Any]) -
         "spec": {"boundObjectRef": reference, "expirationSeconds": 3600},
     }
     path = SERVICE_ACCOUNTS.path(account, namespace=TENANT_NAMESPACE, subresource="token")
-    found: dict[str, Any] = await kubelet.request("POST", path, body=body)
-    return found
+    response: dict[str, Any] = await kubelet.request("POST", path, body=body)
+    return response
 
 
 async def allowed(**calls: Any) -> list[str]:
-    """Which of the calls the API server does not forbid."""
+    """Return the names of the calls that the API server does not forbid."""
     results = await asyncio.gather(*calls.values(), return_exceptions=True)
     return [name for name, result in zip(calls, results, strict=True) if not isinstance(result, Forbidden)]
 
 
-async def test_a_stolen_bootstrap_token_becomes_a_node_and_no_administrator(
+async def test_stolen_bootstrap_token_gives_rights_of_a_node_only(
     addons: Any, tenant: Any, binaries: Any, tmp_path: Path, eventually: Any
 ) -> None:
     addons.wanted = ["kubeadm-join"]
@@ -291,7 +293,7 @@ async def test_a_stolen_bootstrap_token_becomes_a_node_and_no_administrator(
         addons, "worker-1", authority=authority, binaries=binaries, tmp_path=tmp_path, eventually=eventually
     )
     async with Client(config, field_manager="kplane") as kubelet:
-        # What a kubelet does: it registers its node, tells of its static pods, and runs what is scheduled to it.
+        # A kubelet registers its node, creates mirror pods of its static pods, and runs the pods of its node.
         node = await eventually(lambda: kubelet.create(NODES, {"metadata": {"name": "worker-1"}}))
         owner = {"apiVersion": "v1", "kind": "Node", "name": "worker-1", "uid": node["metadata"]["uid"]}
         mirror = pod("static", node="worker-1", account=None, annotations={"kubernetes.io/config.mirror": "x"})
@@ -300,7 +302,7 @@ async def test_a_stolen_bootstrap_token_becomes_a_node_and_no_administrator(
         scheduled = await addons.client.create(PODS, pod("scheduled", node="worker-1", account="shop"))
         await eventually(lambda: token_of(kubelet, "shop", bound_to=scheduled))
 
-        # What a thief would do: run a pod as the administrator, or as if one ran here.
+        # A thief would run a pod as the administrator, or claim that such a pod runs on this node.
         mirror["metadata"]["name"] = "mirrored"
         mirror["spec"]["serviceAccountName"] = account
         label = {"metadata": {"labels": {"node-restriction.kubernetes.io/shop": "yes"}}}
@@ -315,7 +317,7 @@ async def test_a_stolen_bootstrap_token_becomes_a_node_and_no_administrator(
         assert thefts == []
 
 
-async def test_secrets_that_somebody_else_labelled_in_masses_are_told_and_not_read(addons: Any) -> None:
+async def test_over_50_forged_labelled_secrets_fail_their_addon_only(addons: Any) -> None:
     addons.wanted = ["kubeadm-join", "starter"]
     for number in range(51):
         metadata = {"name": f"forged-{number}", "namespace": "kube-system", "labels": {ADDON_LABEL: "kubeadm-join"}}

@@ -1,4 +1,4 @@
-"""Manifests as people write them, and as nobody should."""
+"""Manifests of bundles: valid forms, invalid content and hostile content."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ def test_documents_lists_and_json_are_read_in_order() -> None:
         "items": [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "b"}}],
     }
     text = f"---\n{CONFIG}---\n# nothing but a comment\n---\n{json.dumps(listed)}\n"
-    found = read_manifests(text, source="x")
-    assert [str(identify(obj)) for obj in found] == ["ConfigMap shop/one", "Namespace b"]
+    objects = read_manifests(text, source="x")
+    assert [str(identify(obj)) for obj in objects] == ["ConfigMap shop/one", "Namespace b"]
 
 
-def test_what_looks_like_a_date_stays_text_as_in_kubernetes() -> None:
-    (found,) = read_manifests(CONFIG, source="x")
-    assert found["data"] == {"from": "2024-01-02", "mode": "0644"}
+def test_date_like_value_stays_a_string_as_in_kubernetes() -> None:
+    (manifest,) = read_manifests(CONFIG, source="x")
+    assert manifest["data"] == {"from": "2024-01-02", "mode": "0644"}
 
 
-def test_exported_objects_lose_what_only_their_server_may_say() -> None:
+def test_server_set_fields_of_exported_object_are_removed() -> None:
     metadata = "{name: a, uid: u, resourceVersion: '3', managedFields: [], labels: {x: y}}"
     text = f"{{apiVersion: v1, kind: Namespace, metadata: {metadata}}}"
-    (found,) = read_manifests(text, source="x")
-    assert found["metadata"] == {"name": "a", "labels": {"x": "y"}}
+    (manifest,) = read_manifests(text, source="x")
+    assert manifest["metadata"] == {"name": "a", "labels": {"x": "y"}}
 
 
-def test_aliases_work() -> None:
+def test_yaml_aliases_are_resolved() -> None:
     text = "{apiVersion: v1, kind: ConfigMap, metadata: {name: a, labels: &l {x: y}, annotations: *l}}"
-    (found,) = read_manifests(text, source="x")
-    assert found["metadata"]["annotations"] == {"x": "y"}
+    (manifest,) = read_manifests(text, source="x")
+    assert manifest["metadata"]["annotations"] == {"x": "y"}
 
 
 @pytest.mark.parametrize(
@@ -63,13 +63,13 @@ def test_aliases_work() -> None:
         ("{kind: X, apiVersion: v1, metadata: {name: x}, spec: " + "[" * 150 + "]" * 150 + "}", "deep"),
     ],
 )
-def test_what_cannot_be_used_is_refused_with_the_place(text: str, told: str) -> None:
+def test_unusable_manifest_is_rejected_with_its_entry(text: str, told: str) -> None:
     with pytest.raises(BundleInvalid, match=told) as caught:
         read_bundle({"part.yaml": text})
     assert "part.yaml" in str(caught.value)
 
 
-def test_a_few_lines_do_not_become_gigabytes() -> None:
+def test_expanding_aliases_are_rejected_above_200000_values() -> None:
     layers = ["l0: &l0 [x, x, x, x, x, x, x, x, x, x]"]
     layers += [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]" for n in range(1, 10)]
     text = "kind: ConfigMap\napiVersion: v1\nmetadata: {name: x}\n" + "\n".join(layers)
@@ -77,7 +77,7 @@ def test_a_few_lines_do_not_become_gigabytes() -> None:
         read_bundle({"a": text})
 
 
-def test_an_empty_bundle_and_one_with_too_many_objects_are_refused() -> None:
+def test_bundles_with_no_or_over_500_objects_are_rejected() -> None:
     for data in ({}, {"a": ""}, {"a": "---\n---\n"}):
         with pytest.raises(BundleInvalid, match="no manifest"):
             read_bundle(data)
@@ -86,7 +86,7 @@ def test_an_empty_bundle_and_one_with_too_many_objects_are_refused() -> None:
         read_bundle({"a": many})
 
 
-def test_equal_manifests_are_an_equal_bundle_however_they_are_written() -> None:
+def test_digest_is_independent_of_manifest_format() -> None:
     first = read_bundle({"a": CONFIG})
     assert read_bundle({"b": json.dumps(first.objects[0])}).digest == first.digest
     assert read_bundle({"a": CONFIG.replace("0644", "0600")}).digest != first.digest
@@ -96,7 +96,7 @@ def _of(group: str, kind: str) -> Any:
     return ObjectId(f"{group}/v1" if group else "v1", kind, "", "x")
 
 
-def test_the_order_is_one_in_which_a_cluster_can_take_them() -> None:
+def test_rank_orders_kinds_by_their_dependencies() -> None:
     kinds = [
         _of("", "Namespace"),
         _of("apiextensions.k8s.io", "CustomResourceDefinition"),

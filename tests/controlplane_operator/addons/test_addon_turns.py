@@ -1,4 +1,4 @@
-"""In which turn add-ons are looked after where there is no time for all of them, and which are removed."""
+"""Order of add-ons in a sync that lacks time for all of them, and removal of add-ons."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ONE = "{apiVersion: v1, kind: ConfigMap, metadata: {name: one}}"
 
 
 class Installed:
-    """What a slow control plane does: everything asked of it, but for the add-on `broken`."""
+    """Fake Installation in a slow control plane, in which every add-on succeeds except for `broken`."""
 
     def __init__(self, done: list[str], installed: tuple[str, ...] = ()) -> None:
         self.done = done
@@ -43,7 +43,7 @@ class Installed:
         return []
 
 
-async def test_an_addon_whose_turn_did_not_come_is_the_first_of_the_failed_ones_next_time(
+async def test_skipped_addon_comes_first_in_the_next_sync(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done: list[str] = []
@@ -63,32 +63,32 @@ async def test_an_addon_whose_turn_did_not_come_is_the_first_of_the_failed_ones_
 @pytest.mark.parametrize(
     ("wanted", "done", "said"),
     [
-        # A typo in `network`: what it replaces stays.
+        # `netwrk` is a typo of `network`: the installed `network` stays.
         (["fine", "netwrk"], ["fine"], "network, which the class does not list any more, stays until then"),
         (["fine"], ["fine", "-network"], ""),
         ([], ["-fine", "-network"], ""),
     ],
 )
-async def test_addon_stays_while_the_one_that_replaces_it_does_not_exist(
+async def test_addon_stays_while_its_replacement_does_not_exist(
     monkeypatch: pytest.MonkeyPatch, wanted: list[str], done: list[str], said: str
 ) -> None:
-    found: list[str] = []
-    monkeypatch.setattr(look, "Installation", lambda _client: Installed(found, ("fine", "network")))
+    calls: list[str] = []
+    monkeypatch.setattr(look, "Installation", lambda _client: Installed(calls, ("fine", "network")))
     bundles = Bundles(store_of("fine", "network"), namespace="kplane-system")
     async with Client(ClusterConfig(server="https://127.0.0.1:1"), field_manager="kplane") as client:
         failures = await AddonSync(client, bundles=bundles, facts=FACTS).all(wanted, last=[])
-    assert found == done
+    assert calls == done
     assert [failure.message for failure in failures.values() if said not in failure.message] == []
     assert len(failures) == bool(said)
 
 
-async def test_addon_is_removed_while_an_installed_one_has_no_bundle_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[str] = []
-    monkeypatch.setattr(look, "Installation", lambda _client: Installed(found, ("fine", "network")))
+async def test_addon_is_removed_while_another_has_lost_its_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(look, "Installation", lambda _client: Installed(calls, ("fine", "network")))
     bundles = Bundles(store_of("network"), namespace="kplane-system")
     async with Client(ClusterConfig(server="https://127.0.0.1:1"), field_manager="kplane") as client:
         failures = await AddonSync(client, bundles=bundles, facts=FACTS).all(["fine"], last=[])
-    assert (found, [*failures]) == (["-network"], ["fine"])
+    assert (calls, [*failures]) == (["-network"], ["fine"])
 
 
 def store_of(*names: str) -> Store:

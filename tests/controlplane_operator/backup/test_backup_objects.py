@@ -59,7 +59,7 @@ async def write_keys(client: Client, keys: dict[str, bytes]) -> None:
 
 async def saved(client: Client) -> list[dict[str, Any]]:
     found = [found async for found in collect(client, namespace="kplane-system", etcd_secret="etcd")]
-    return [each for each in found if NAME in {each["metadata"]["name"], each["metadata"].get("namespace")}]
+    return [obj for obj in found if NAME in {obj["metadata"]["name"], obj["metadata"].get("namespace")}]
 
 
 async def test_backup_during_a_rotation_has_the_record_of_its_keys(
@@ -70,19 +70,19 @@ async def test_backup_during_a_rotation_has_the_record_of_its_keys(
     listing = client.list
 
     async def list_then_rotate(*args: Any, **options: Any) -> Any:
-        found = await listing(*args, **options)
+        answer = await listing(*args, **options)
         if args[0] is NAMESPACES:
             await record(client, OLD, NEW)
             await write_keys(client, NEW)
             await record(client, NEW)
-        return found
+        return answer
 
     monkeypatch.setattr(client, "list", list_then_rotate)
     namespace, secret = await saved(client)
     assert (namespace["kind"], secret["kind"]) == ("Namespace", "Secret")
-    told = KeyRecord.of(namespace)
-    assert told is not None
-    assert told.allows(fingerprints_of(NEW))
+    key_record = KeyRecord.of(namespace)
+    assert key_record is not None
+    assert key_record.allows(fingerprints_of(NEW))
     assert base64.b64decode(secret["data"]["sa.key"]) == NEW["sa.key"]
 
 
@@ -90,9 +90,9 @@ async def test_backup_of_exchanged_keys_keeps_the_record_that_refuses_them(clien
     await record(client, OLD)
     await write_keys(client, NEW)
     namespace, _ = await saved(client)
-    told = KeyRecord.of(namespace)
-    assert told is not None
-    assert not told.allows(fingerprints_of(NEW))
+    key_record = KeyRecord.of(namespace)
+    assert key_record is not None
+    assert not key_record.allows(fingerprints_of(NEW))
 
 
 async def test_backup_of_a_namespace_without_keys_has_no_secret(client: Client) -> None:

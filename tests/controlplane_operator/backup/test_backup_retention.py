@@ -1,4 +1,4 @@
-"""Backups that count for retention after a new one."""
+"""Backups that count for retention after a new backup."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_backups_with_times_in_the_future_do_not_count() -> None:
     assert split_by_time([], now=NOW) == ([], [])
 
 
-def test_good_backups_outlive_a_clock_that_is_behind() -> None:
+def test_present_backups_survive_a_clock_that_is_behind() -> None:
     new = "20261120T120000Z.age"
     assert split_by_time([new, *PRESENT], now=NOW - timedelta(days=7)) == ([new], PRESENT)
     assert split_by_time([new, *PRESENT], now=NOW) == ([new, *PRESENT], [])

@@ -1,4 +1,4 @@
-"""Backups of a real etcd, to a volume and to a real S3 server, and back."""
+"""Backups of a real etcd to a volume and to a real S3 server, and their restore."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ async def saved(shared: SharedEtcd, storage: Any, *, keep: int = 3, to: Any = (K
     lines: list[str] = []
     async with shared.client("root") as etcd:
         await etcd.put(b"/backup/key", MARK * 1000)
-        given = {"objects": some() if to else None, **objects}
+        options = {"objects": some() if to else None, **objects}
         recipients = [key.to_public() for key in to]
-        await save(etcd, storage=storage, to=recipients, keep=keep, say=lines.append, **given)
+        await save(etcd, storage=storage, to=recipients, keep=keep, say=lines.append, **options)
     return lines
 
 
@@ -60,7 +60,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
     return main(["open", *flags])
 
 
-async def test_a_backup_on_a_volume_is_opened_and_restored(
+async def test_backup_on_volume_is_opened_and_restored(
     shared_etcd: SharedEtcd, tmp_path: Path, monkeypatch: Any, capsys: Any, binaries: Any
 ) -> None:
     (tmp_path / OLD).touch()
@@ -70,16 +70,16 @@ async def test_a_backup_on_a_volume_is_opened_and_restored(
     assert MARK not in (tmp_path / name).read_bytes()
 
     assert opened(monkeypatch, f"--volume={tmp_path}", name) == 0
-    told = capsys.readouterr()
-    assert json.loads(told.out)["items"] == [SECRET]
+    output = capsys.readouterr()
+    assert json.loads(output.out)["items"] == [SECRET]
     snapshot = tmp_path / name.replace(".tar.age", ".db")
-    assert f"its snapshot is {snapshot.name} on the volume" in told.err
+    assert f"its snapshot is {snapshot.name} on the volume" in output.err
     assert MARK in snapshot.read_bytes()
     assert snapshot.stat().st_mode & 0o777 == 0o600
     restore(binaries.path("etcd").with_name("etcdutl"), snapshot)
 
 
-async def test_without_recipients_a_backup_is_the_plain_snapshot(shared_etcd: SharedEtcd, tmp_path: Path) -> None:
+async def test_backup_without_recipients_is_the_plain_snapshot(shared_etcd: SharedEtcd, tmp_path: Path) -> None:
     (line,) = await saved(shared_etcd, Volume(tmp_path), to=())
     (path,) = tmp_path.iterdir()
     assert line == f"saved {path.name}"
@@ -87,10 +87,10 @@ async def test_without_recipients_a_backup_is_the_plain_snapshot(shared_etcd: Sh
     assert MARK in path.read_bytes()
 
 
-async def test_a_backup_that_fails_leaves_nothing_and_removes_nothing(
+async def test_failed_backup_leaves_no_file_and_removes_none(
     shared_etcd: SharedEtcd, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """With the error itself, and not what the library that encrypts makes of it."""
+    """The error is the original error, and not an error of the encryption library."""
     (tmp_path / OLD).touch()
 
     async def cut(self: Snapshot) -> AsyncIterator[bytes]:
@@ -103,7 +103,7 @@ async def test_a_backup_that_fails_leaves_nothing_and_removes_nothing(
     assert os.listdir(tmp_path) == [OLD]
 
 
-async def test_what_the_storage_returns_otherwise_is_no_backup(shared_etcd: SharedEtcd, tmp_path: Path) -> None:
+async def test_backup_fails_if_storage_returns_other_content(shared_etcd: SharedEtcd, tmp_path: Path) -> None:
     class Forgetful(Volume):
         @contextlib.contextmanager
         def reader(self, name: str) -> Iterator[Any]:
@@ -115,15 +115,15 @@ async def test_what_the_storage_returns_otherwise_is_no_backup(shared_etcd: Shar
     assert os.listdir(tmp_path) == [OLD]
 
 
-def test_a_failure_is_told_with_what_to_do(tmp_path: Path, capsys: Any) -> None:
+def test_failed_save_prints_cause_and_advice(tmp_path: Path, capsys: Any) -> None:
     flags = ["save", f"--volume={tmp_path}", "--etcd=https://127.0.0.1:1", f"--credentials={tmp_path}", "--keep=1"]
     assert main([*flags, "--namespace=a", "--etcd-secret=b", "--advice=The upgrade was not begun."]) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("failed to save a backup: failed to read the client certificate: ")
-    assert told.endswith("\nThe upgrade was not begun.\n")
+    output = capsys.readouterr().err
+    assert output.startswith("failed to save a backup: failed to read the client certificate: ")
+    assert output.endswith("\nThe upgrade was not begun.\n")
 
 
-def test_a_backup_that_does_not_exist_is_told_with_those_that_do(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_open_of_missing_backup_lists_existing_backups(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     assert opened(monkeypatch, f"--volume={tmp_path}") == 1
     assert "there is no encrypted backup" in capsys.readouterr().err
     (tmp_path / OLD).touch()
@@ -131,7 +131,7 @@ def test_a_backup_that_does_not_exist_is_told_with_those_that_do(tmp_path: Path,
     assert f"there is no encrypted backup 20210101T000000Z.tar.age; there are: {OLD}" in capsys.readouterr().err
 
 
-async def test_a_backup_in_a_bucket_is_opened_and_the_oldest_go(
+async def test_backup_in_bucket_is_opened_and_older_one_is_removed(
     shared_etcd: SharedEtcd, bucket: tuple[str, Path], tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     url, files = bucket
@@ -151,7 +151,7 @@ async def test_a_backup_in_a_bucket_is_opened_and_the_oldest_go(
     assert json.loads(capsys.readouterr().out)["items"] == [SECRET]
     assert MARK in (volume / name.replace(".tar.age", ".db")).read_bytes()
 
-    # What fails halfway is no backup, even of several parts.
+    # An interrupted upload leaves no backup, even with several parts.
     async def endless() -> AsyncIterator[dict[str, Any]]:
         raise BackupFailed("no objects")
         yield {}
@@ -160,7 +160,7 @@ async def test_a_backup_in_a_bucket_is_opened_and_the_oldest_go(
         await saved(shared_etcd, storage, keep=1, objects=endless())
     assert storage.names() == [name]
 
-    # Nobody gets in with other credentials, and none are sent to a server that a stranger signed.
+    # The storage refuses wrong credentials. Credentials are not sent to a server whose certificate has another CA.
     other = tmp_path / "other"
     shutil.copytree(files, other)
     (other / "secret-access-key").write_text("wrong")
@@ -173,10 +173,10 @@ async def test_a_backup_in_a_bucket_is_opened_and_the_oldest_go(
     assert "Debug source" not in str(caught.value)
 
 
-async def test_a_snapshot_of_one_control_plane_in_a_bucket(
+async def test_snapshot_of_control_plane_in_bucket_is_no_backup(
     shared_etcd: SharedEtcd, bucket: tuple[str, Path], tmp_path: Path
 ) -> None:
-    """It is no backup to those who list or remove backups, and nothing else trusts the CA of the bucket."""
+    """The snapshot is not listed as a backup, and only the client of the bucket trusts the bucket's CA."""
     url, files = bucket
     storage = Bucket("s3://backups/kplane", endpoint=url, region="a", credentials=files)
     assert "SSL_CERT_FILE" not in os.environ
@@ -185,14 +185,14 @@ async def test_a_snapshot_of_one_control_plane_in_a_bucket(
         await etcd.put(b"/clusters/acme/key", MARK)
         saved = await save_snapshot(Source(etcd, "/clusters/acme/", {"controlPlane": "acme"}), to=to, name=name)
     assert storage.names() == []
-    opened = OpenedSnapshot(to, name, keys=[KEY], sha256=saved.sha256)
-    assert [pair async for pairs in opened.pairs() for pair in pairs] == [(b"key", MARK)]
-    assert opened.end() == saved.archived
+    snapshot = OpenedSnapshot(to, name, keys=[KEY], sha256=saved.sha256)
+    assert [pair async for pairs in snapshot.pairs() for pair in pairs] == [(b"key", MARK)]
+    assert snapshot.end() == saved.archived
     storage.remove(name)
     storage.remove(name)
-    gone = OpenedSnapshot(to, name, keys=[KEY], sha256=saved.sha256)
+    missing = OpenedSnapshot(to, name, keys=[KEY], sha256=saved.sha256)
     with pytest.raises(BackupFailed):
-        [_ async for _ in gone.pairs()]
+        [_ async for _ in missing.pairs()]
 
 
 @pytest.mark.parametrize(
@@ -203,6 +203,6 @@ async def test_a_snapshot_of_one_control_plane_in_a_bucket(
         ("s3://backups", "http://s3", "http://s3 is not the URL of S3-compatible storage; it must be https://<host>"),
     ],
 )
-def test_what_is_no_bucket_is_refused(url: str, endpoint: str | None, says: str, tmp_path: Path) -> None:
+def test_invalid_bucket_url_is_rejected(url: str, endpoint: str | None, says: str, tmp_path: Path) -> None:
     with pytest.raises(BackupFailed, match=says):
         Bucket(url, endpoint=endpoint, credentials=tmp_path)

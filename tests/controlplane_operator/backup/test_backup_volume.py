@@ -1,4 +1,4 @@
-"""Backups on a volume: whole or not at all, private, and with room for the next one."""
+"""Backups on a volume: atomic writes, private files, and space for the next backup."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def volume(tmp_path: Path) -> Volume:
     return Volume(tmp_path)
 
 
-def test_backups_are_told_from_other_files_and_are_in_order(volume: Volume, tmp_path: Path) -> None:
+def test_names_are_sorted_and_of_backups_only(volume: Volume, tmp_path: Path) -> None:
     for name in (
         "20200102T000000Z.tar.age",
         "20200101T000000Z.db",
@@ -33,7 +33,7 @@ def test_backups_are_told_from_other_files_and_are_in_order(volume: Volume, tmp_
     assert volume.names() == ["20200101T000000Z.db", "20200102T000000Z.tar.age"]
 
 
-def test_a_backup_is_private_and_read_as_it_was_written(volume: Volume, tmp_path: Path) -> None:
+def test_backup_file_is_private_and_reads_as_written(volume: Volume, tmp_path: Path) -> None:
     with volume.writer(OLD[0]) as file:
         file.write(b"content")
     assert (tmp_path / OLD[0]).stat().st_mode & 0o777 == 0o600
@@ -41,22 +41,20 @@ def test_a_backup_is_private_and_read_as_it_was_written(volume: Volume, tmp_path
     assert os.listdir(tmp_path) == [OLD[0]]
 
 
-def test_what_fails_halfway_leaves_nothing(volume: Volume, tmp_path: Path) -> None:
+def test_interrupted_write_leaves_no_file(volume: Volume, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         fail(volume, RuntimeError())
     assert os.listdir(tmp_path) == []
 
 
-def test_what_a_killed_backup_left_is_removed_and_what_another_one_writes_is_not(
-    volume: Volume, tmp_path: Path
-) -> None:
-    left, written = tmp_path / f".{OLD[0]}.partial", tmp_path / f".{OLD[1]}.partial"
-    for path in (left, written):
+def test_prepare_removes_only_stale_partial_files(volume: Volume, tmp_path: Path) -> None:
+    stale_file, active_file = tmp_path / f".{OLD[0]}.partial", tmp_path / f".{OLD[1]}.partial"
+    for path in (stale_file, active_file):
         path.touch()
     long_ago = time.time() - 10_000
-    os.utime(left, (long_ago, long_ago))
+    os.utime(stale_file, (long_ago, long_ago))
     volume.prepare()
-    assert os.listdir(tmp_path) == [written.name]
+    assert os.listdir(tmp_path) == [active_file.name]
 
 
 def fill(directory: Path) -> None:
@@ -65,19 +63,19 @@ def fill(directory: Path) -> None:
 
 
 def room(volume: Volume, directory: Path, *, size: int) -> object:
-    """The volume has so many bytes for files."""
+    """Patch the volume to have `size` bytes for files."""
     return patch.object(volume, "free", lambda: size - sum(path.stat().st_size for path in directory.iterdir()))
 
 
-def test_the_oldest_backups_make_room_for_the_next(volume: Volume, tmp_path: Path) -> None:
-    """On a volume that is full: rotation after a backup that succeeds would never come."""
+def test_prepare_removes_oldest_backups_to_make_room(volume: Volume, tmp_path: Path) -> None:
+    """Retention runs after a successful backup only, which a full volume would never allow."""
     fill(tmp_path)
     with room(volume, tmp_path, size=4500):  # type: ignore[attr-defined]
         assert volume.prepare() == OLD[:1]
     assert volume.names() == OLD[1:]
 
 
-def test_the_newest_backup_stays_where_there_is_no_room(volume: Volume, tmp_path: Path) -> None:
+def test_prepare_keeps_newest_backup_despite_missing_space(volume: Volume, tmp_path: Path) -> None:
     fill(tmp_path)
     with room(volume, tmp_path, size=1500):  # type: ignore[attr-defined]
         assert volume.prepare() == OLD[:-1]
@@ -90,7 +88,7 @@ def fail(volume: Volume, error: Exception) -> None:
         raise error
 
 
-def test_a_full_volume_is_told_with_what_to_do(volume: Volume, tmp_path: Path) -> None:
+def test_full_volume_raises_error_with_remedy(volume: Volume, tmp_path: Path) -> None:
     with pytest.raises(BackupFailed, match=r"the volume is full; make it larger .etcd.backup.storageSize."):
         fail(volume, OSError(errno.ENOSPC, "No space left on device"))
     assert os.listdir(tmp_path) == []

@@ -1,4 +1,4 @@
-"""Worlds: objects of one example on a real management cluster, and an operator whose calls meet with accidents."""
+"""Worlds: the objects of an example on a real management cluster, and an operator whose requests meet faults."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Step = tuple[Any, ...]
 
 @dataclass
 class Fate:
-    """What becomes of the writes of one life of the operator."""
+    """Faults of the writes of one run of the operator."""
 
     plan: deque[str] = field(default_factory=deque)
     dead: asyncio.Event = field(default_factory=asyncio.Event)
@@ -62,7 +62,7 @@ class Fate:
         if not writes:
             return await send()
         if not in_tenant:
-            # There the same is applied again and again where something is amiss, as when a role does not exist.
+            # Writes in tenants repeat as long as they fail, for example if a role does not exist.
             self.wrote_at = asyncio.get_running_loop().time()
         fault = self.plan.popleft() if self.plan else "none"
         if fault == "refused":
@@ -86,7 +86,7 @@ _fate: contextvars.ContextVar[Fate | None] = contextvars.ContextVar("fate", defa
 
 @dataclass
 class World:
-    """One example's objects, and the operator that looks after them."""
+    """The objects of an example, and the operator that reconciles them."""
 
     client: Client
     handle: Handle
@@ -99,7 +99,7 @@ class World:
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def start(self) -> None:
-        """Begin a life of the operator: it knows nothing but what is written down."""
+        """Start a run of the operator, which knows the stored state only."""
         self.fate, self._stop = Fate(plan=self.fate.plan), asyncio.Event()
         self.fate.wrote_at = asyncio.get_running_loop().time()
         operator_settings = OperatorConfig(
@@ -130,7 +130,7 @@ class World:
         await self.start()
 
     async def quiet(self) -> None:
-        """Return when the operator has seen what was done, and not written for a while; a dead one is started again."""
+        """Wait until the operator has seen all changes and paused its writes; restart the operator after a crash."""
         now = asyncio.get_running_loop().time
         self.marked += 1
         while not await self._has_seen(self.marked) or now() - self.fate.wrote_at < QUIET_SECONDS:
@@ -139,7 +139,7 @@ class World:
                 await self.restart()
 
     async def _has_seen(self, mark: int) -> bool:
-        """Tell whether the operator has looked at an object of each kind that is made, or changed, for that."""
+        """Return whether the operator has reconciled a marker object of each kind, created or changed here."""
         deletion = ("Retain", "Destroy")[mark % 2]
         specs: dict[str, dict[str, Any]] = {
             "class": {"deletionPolicy": deletion},
@@ -160,27 +160,27 @@ class World:
         return f"mark-{self.prefix}"[:-1]
 
     async def settled(self) -> dict[str, Any]:
-        """Return what there is once everything is done that can be, and nobody waits for a deletion any more."""
+        """Return a snapshot after the operator has finished its work and all deletions are complete."""
         self.fate.plan.clear()
         async with asyncio.timeout(SETTLED_SECONDS):
             while True:
                 await self.quiet()
-                found = await self.snapshot()
-                leaving = [name for name, obj in found.items() if obj.get("leaving")]
+                objects = await self.snapshot()
+                leaving = [name for name, obj in objects.items() if obj.get("leaving")]
                 if not leaving:
-                    return found
+                    return objects
                 await asyncio.sleep(0.2)
 
     async def snapshot(self) -> dict[str, Any]:
-        """Return everything that concerns this example, without times and without what credentials are made of."""
-        found: dict[str, Any] = {}
+        """Return all objects of this example, without times and without the content of credentials."""
+        objects: dict[str, Any] = {}
         present: set[str] = set()
         for kind, resource in KINDS.items():
             for obj in (await self.client.list(resource)).items:
                 name = obj["metadata"]["name"]
                 if name.startswith(self.prefix):
                     present.add(obj["metadata"]["uid"])
-                    found[f"{kind} {name}"] = {
+                    objects[f"{kind} {name}"] = {
                         "spec": obj["spec"],
                         "status": _without_times(obj.get("status", {})),
                         "finalizers": obj["metadata"].get("finalizers", []),
@@ -190,17 +190,17 @@ class World:
         for resource in (NAMESPACES, SECRETS, ROLES, ROLE_BINDINGS):
             for obj in (await self.client.list(resource)).items:
                 metadata = obj["metadata"]
-                where = metadata.get("namespace", metadata["name"])
-                if where.startswith(f"kplane-cp-{self.prefix}"):
-                    found[f"{resource.kind} {where}/{metadata['name']}"] = {
+                namespace = metadata.get("namespace", metadata["name"])
+                if namespace.startswith(f"kplane-cp-{self.prefix}"):
+                    objects[f"{resource.kind} {namespace}/{metadata['name']}"] = {
                         "keys": sorted(obj.get("data", {})),
                         "rules": obj.get("rules"),
                         "leaving": _is_leaving(obj, present),
                     }
-        return found
+        return objects
 
     async def take(self, step: Step) -> None:
-        """Do what a user does, or have happen what happens."""
+        """Perform a step: an action of a user, or a fault."""
         match step:
             case (("refused" | "lost" | "killed before" | "killed after") as fault, int(after)):
                 self.fate.plan.extend([*["none"] * after, fault])
@@ -215,7 +215,7 @@ class World:
                     await self.client.delete(KINDS[kind], self.prefix + name)
             case (kind, str(name), spec):
                 body = {"metadata": {"name": self.prefix + name}, "spec": self._spec(kind, spec)}
-                # What the API server refuses, such as an edit of what cannot change, a user has to do without.
+                # A change that the API server refuses, such as an edit of an immutable field, has no effect.
                 with contextlib.suppress(Invalid):
                     await self.client.apply(KINDS[kind], body, field_manager="user", force=True)
             case _:
@@ -232,7 +232,7 @@ class World:
         }
 
     async def make(self, wanted: dict[str, Any]) -> None:
-        """Make what users made in another world, as it was in the end."""
+        """Create the objects that users made in another world, in their final state."""
         for kind in ("class", "endpoint", "registration", "control plane"):
             for key, obj in wanted.items():
                 if key.startswith(f"{kind} ") and obj["made by"] == "user":
@@ -252,7 +252,7 @@ class World:
 
 
 def _is_leaving(obj: dict[str, Any], present: set[str]) -> bool:
-    """Tell whether an object is on its way out, also by garbage collection that has yet to come by."""
+    """Return whether an object is being deleted, or will be deleted by garbage collection."""
     owners = {owner["uid"] for owner in obj["metadata"].get("ownerReferences", [])}
     return "deletionTimestamp" in obj["metadata"] or (bool(owners) and not owners & present)
 
@@ -268,8 +268,8 @@ def _without_times(status: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as made:
-        yield made
+    with asyncio.Runner() as instance:
+        yield instance
 
 
 @pytest.fixture(scope="module")
@@ -279,24 +279,24 @@ def worlds(
     tmp_path_factory: pytest.TempPathFactory,
     namespaces_go_at_once: Any,
 ) -> Iterator[Iterator[World]]:
-    """Worlds for one example each, with waits between tries that are short."""
+    """Yield a world for each example, with short waits between retries."""
     directory = tmp_path_factory.mktemp("convergence")
     stack, patches = contextlib.AsyncExitStack(), pytest.MonkeyPatch()
-    patient, once = KeyedBackoff.next, Calls._attempt
+    next_delay, attempt = KeyedBackoff.next, Calls._attempt
     management = ClusterConfig.load(api_server.operator_kubeconfig).server
 
     def hurried(self: Any, key: Any, *, reason: str = "") -> float:
-        return min(0.2, patient(self, key, reason=reason))
+        return min(0.2, next_delay(self, key, reason=reason))
 
     async def fated(self: Calls, request: Any, read: Any, sent: Any) -> Any:
         fate = _fate.get()
-        # The Lease is no part of the work: an operator that was killed leaves it to the next one of its directory.
+        # Leases are exempt from faults: a killed operator leaves its Lease to the next operator of its directory.
         if fate is None or "/leases/" in request.path:
-            return await once(self, request, read, sent)
+            return await attempt(self, request, read, sent)
         in_tenant = self._transport.config.server != management
 
         def send() -> Any:
-            return once(self, request, read, sent)
+            return attempt(self, request, read, sent)
 
         return await fate.decide(send, writes=request.method != "GET", in_tenant=in_tenant)
 

@@ -1,11 +1,12 @@
-"""Whatever users and faults do, and in which order: what comes of it is what a fresh operator makes of what is left.
+"""After any history of user actions and faults, the state equals the state that a fresh operator produces.
 
-Fresh is an operator that finds everything as it is, and has nothing to do; and fresh is one that finds nothing but what
-users want in the end, and makes the same of it.
+The test compares the reached state with two fresh operators. A restarted operator finds the reached state, and has no
+work left. An operator in a new world finds only the final specs of the users, and produces the same state from these
+specs.
 
 The operator runs on a real management cluster. Its control planes are that cluster itself, reached through an Envoy
-that serves it below every tenant's path, so that examples take seconds. What it sends is counted, and some of it gets
-lost, is refused, or is the last thing that the operator did.
+that serves the cluster below every tenant's path, so that examples take seconds. The test counts the operator's writes.
+Some writes are refused, lose their answer, or are the last write before a crash of the operator.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ ALL = [
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-def test_every_history_ends_in_what_a_fresh_operator_makes_of_its_end(
+def test_every_history_converges_to_state_of_fresh_operator(
     runner: asyncio.Runner, worlds: Iterator[World], steps: list[Step]
 ) -> None:
     async def play() -> None:
@@ -89,11 +90,11 @@ def test_every_history_ends_in_what_a_fresh_operator_makes_of_its_end(
             difference = "\n".join(difflib.unified_diff(_lines(reached), _lines(fresh), "reached", "fresh", n=4))
             assert not difference, difference
             check(world, reached)
-            await world.end()  # one operator works at a time
+            await world.end()  # only one operator may run at a time
             async with living(next(worlds)) as another:
-                wanted = _renamed(reached, world.prefix, another.prefix)
-                await another.make(wanted)
-                compare(wanted, await another.settled())
+                desired = _renamed(reached, world.prefix, another.prefix)
+                await another.make(desired)
+                compare(desired, await another.settled())
             await world.start()
 
     runner.run(play())
@@ -108,11 +109,12 @@ def _lines(found: dict[str, Any]) -> list[str]:
 
 
 def compare(reached: dict[str, Any], anew: dict[str, Any]) -> None:
-    """Check that who is ready by a history is so without it, and by the same words, and the other way round.
+    """Check that control planes and registrations have the same readiness with and without the history.
 
-    What was published once stays where the present wishes would not lead to it, and so does what was remembered of a
-    class. So of the others, only the reason counts; and of those, not even that. Of several registrations of one
-    control plane the oldest is ready, and another one may be the oldest of those that are made anew.
+    Objects that are ready have the same status and Secrets as well. Objects that are not ready have the same reason
+    only: a published control plane stays published even if its current spec would not lead there. Objects with
+    condition ClassFound are skipped, because the operator remembers the settings of their former class. Of several
+    registrations of a control plane the oldest is ready, and the new world may create another registration first.
     """
     served = Counter(
         obj["spec"]["controlPlaneRef"]["name"] for key, obj in reached.items() if key.startswith("registration ")
@@ -122,12 +124,12 @@ def compare(reached: dict[str, Any], anew: dict[str, Any]) -> None:
             continue
         if not key.startswith(("control plane ", "registration ")) or obj["made by"] == "operator":
             continue
-        one, other = obj["status"], anew[key]["status"]
-        if "ClassFound" in {condition["type"] for condition in one["conditions"]}:
+        status, fresh_status = obj["status"], anew[key]["status"]
+        if "ClassFound" in {condition["type"] for condition in status["conditions"]}:
             continue
-        assert _ready(one) == _ready(other), (key, one, other)
-        if _ready(one)[0] == "True":
-            assert _undated(one) == _undated(other), key
+        assert _ready(status) == _ready(fresh_status), (key, status, fresh_status)
+        if _ready(status)[0] == "True":
+            assert _undated(status) == _undated(fresh_status), key
             for secret in (key for key in reached if key.startswith(f"Secret kplane-cp-{key.split()[-1]}/")):
                 assert reached[secret] == anew[secret]
 
@@ -138,13 +140,13 @@ def _ready(status: dict[str, Any]) -> tuple[str, str]:
 
 
 def _undated(status: dict[str, Any]) -> dict[str, Any]:
-    """Return a status without the generations that it is about."""
+    """Return a status without generations and without the uid of the control plane."""
     conditions = [{**condition, "observedGeneration": 0} for condition in status["conditions"]]
     return {**status, "conditions": conditions, "observedGeneration": 0, "controlPlaneUID": ""}
 
 
 def check(world: World, reached: dict[str, Any]) -> None:
-    """Check that nothing is left of what is gone, and nothing is missing of what is published."""
+    """Check that deleted control planes leave no objects, and that published control planes lack no object."""
     control_planes = {
         key.removeprefix("control plane "): obj for key, obj in reached.items() if key.startswith("control plane ")
     }

@@ -1,4 +1,4 @@
-"""Two operators on one management cluster, each with its own way to the API server, which writes down what goes by."""
+"""Two operators on a management cluster, each behind its own proxy to the API server, which records writes."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from kplane.workloads import end_processes
 
 PROCESSES = ("--runtime=process",)
 PODS = ("--runtime=pods", "--kube-apiserver-image=unused", "--etcd-image=unused")
-"""Replicas of one installation have state directories of their own. These tests start no pod."""
+"""Replicas of an installation have separate state directories. These tests start no pod."""
 
 NAMESPACE, LEASE = OPERATOR_LEASE_NAMESPACE, OPERATOR_LEASE
 
 
 @dataclass(frozen=True)
 class Write:
-    """A request that changes something, when it came by."""
+    """A write request, and the time at which it reached the proxy."""
 
     at: float
     by: str
@@ -55,7 +55,7 @@ class Way:
     kubeconfig: Path
     log: list[Write]
     held_by: list[str] = field(default_factory=list)
-    """Whose the Lease was by what the operator wrote, in order; empty where it gave it back."""
+    """Holders of the Lease as written by the operator, in order; empty if the operator released the Lease."""
     open: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def handle(self, session: aiohttp.ClientSession, server: str, request: web.Request) -> web.StreamResponse:
@@ -63,7 +63,7 @@ class Way:
         if request.method != "GET" and "/leases/" not in request.path:
             self.log.append(Write(time.monotonic(), self.name, f"{request.method} {request.path}"))
         headers = {name: request.headers[name] for name in ("Accept", "Content-Type") if name in request.headers}
-        # Not b"", of which aiohttp says a type that no API server takes.
+        # aiohttp sends b"" with a content type that no API server accepts.
         body = await request.read() or None
         if body is not None and request.path.endswith(f"/leases/{LEASE}"):
             self.held_by.append(json.loads(body).get("spec", {}).get("holderIdentity") or "")
@@ -80,14 +80,14 @@ class Way:
 async def way(name: str, *, handle: Handle, directory: Path, log: list[Write]) -> AsyncIterator[Way]:
     config = ClusterConfig.load(handle.operator_kubeconfig)
     authority = create_authority(f"way-of-{name}")
-    made = Way(name, directory / f"{name}.kubeconfig", log)
-    made.open.set()
+    proxy = Way(name, directory / f"{name}.kubeconfig", log)
+    proxy.open.set()
     connector = aiohttp.TCPConnector(limit=0, ssl=ssl_context(config))
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
 
         async def handler(request: web.BaseRequest) -> web.StreamResponse:
             assert isinstance(request, web.Request)
-            return await made.handle(session, config.server, request)
+            return await proxy.handle(session, config.server, request)
 
         application = web.Application(client_max_size=1 << 26)
         application.router.add_route("*", "/{path:.*}", handler)
@@ -96,10 +96,10 @@ async def way(name: str, *, handle: Handle, directory: Path, log: list[Write]) -
         try:
             await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=_serving(authority, directory)).start()
             port = runner.addresses[0][1]
-            made.kubeconfig.write_bytes(_kubeconfig(f"https://127.0.0.1:{port}", authority))
-            yield made
+            proxy.kubeconfig.write_bytes(_kubeconfig(f"https://127.0.0.1:{port}", authority))
+            yield proxy
         finally:
-            made.open.set()
+            proxy.open.set()
             await runner.cleanup()
 
 
@@ -118,7 +118,7 @@ def _kubeconfig(server: str, authority: KeyPair) -> bytes:
 
 @dataclass
 class Operator:
-    """One of the two, as a process."""
+    """Process of one of the two operators."""
 
     name: str
     way: Way
@@ -126,7 +126,7 @@ class Operator:
     process: asyncio.subprocess.Process
 
     async def ready(self) -> str:
-        """What /readyz says; raises where it is not ready or does not answer."""
+        """Return the text of /readyz; raise if the operator is not ready or does not answer."""
         async with aiohttp.ClientSession() as session, session.get(f"{self.url}/readyz") as answer:
             text = await answer.text()
             assert answer.status == 200, text
@@ -146,7 +146,7 @@ class Operator:
 
 @dataclass
 class Pair:
-    """Two operators, of which the first one works."""
+    """Two operators, of which the first is the leader."""
 
     first: Operator
     second: Operator
@@ -159,10 +159,10 @@ class Pair:
         await self.client.create(CONTROL_PLANE_CLASSES, {**typed, "metadata": {"name": name}, "spec": {}})
 
     async def worked_on(self, name: str) -> bool:
-        """Whether an operator has looked at the class as it is now."""
-        found = await self.client.get(CONTROL_PLANE_CLASSES, name)
-        conditions = found.get("status", {}).get("conditions") or [{}]
-        return bool(conditions[0].get("observedGeneration") == found["metadata"]["generation"])
+        """Return whether an operator has reconciled the current generation of the class."""
+        control_plane_class = await self.client.get(CONTROL_PLANE_CLASSES, name)
+        conditions = control_plane_class.get("status", {}).get("conditions") or [{}]
+        return bool(conditions[0].get("observedGeneration") == control_plane_class["metadata"]["generation"])
 
     async def holder(self) -> str:
         spec = (await self.client.get(LEASES, LEASE, namespace=NAMESPACE)).get("spec", {})
@@ -170,7 +170,7 @@ class Pair:
 
     @contextlib.asynccontextmanager
     async def busy(self) -> AsyncIterator[None]:
-        """Have something to be written all the time."""
+        """Edit a class continuously, so that the leader writes continuously."""
 
         async def edit() -> None:
             for number in range(1 << 20):
@@ -188,7 +188,7 @@ class Pair:
         assert editing.cancelled()
 
     def alternations(self) -> list[str]:
-        """Who wrote, in the order of the writes, each time that it was another one than before."""
+        """Return the writers in the order of their writes, without consecutive repetitions."""
         names = [write.by for write in sorted(self.log, key=lambda write: write.at)]
         return [name for number, name in enumerate(names) if number == 0 or names[number - 1] != name]
 
@@ -250,9 +250,9 @@ async def rights_to_run_pods(client: Client) -> AsyncIterator[None]:
 
 @pytest.fixture
 def one_directory(request: pytest.FixtureRequest) -> bool:
-    """Whether both have the same directory for processes, so that the second finds those of the first.
+    """Whether both operators share a directory for processes, so that the second finds processes of the first.
 
-    Its lock lets the second have it only when the first has ended.
+    The lock of the directory admits the second operator only after the end of the first.
     """
     return bool(getattr(request, "param", False))
 
@@ -266,7 +266,7 @@ async def pair(
     *,
     one_directory: bool,
 ) -> AsyncIterator[Pair]:
-    """Two operators; what they made is gone afterwards, as long as one of them is left."""
+    """Two operators. Their objects are deleted afterwards, if an operator is left to do so."""
     directory = Path(tempfile.mkdtemp(prefix="kplane-election-"))
     log: list[Write] = []
     operators: list[Operator] = []
@@ -279,14 +279,14 @@ async def pair(
         await stack.enter_async_context(rights_to_run_pods(client))
         try:
             for name in ("first", "second"):
-                made = await stack.enter_async_context(way(name, handle=api_server, directory=directory, log=log))
+                proxy = await stack.enter_async_context(way(name, handle=api_server, directory=directory, log=log))
                 operator_log = tmp_path / f"{name}.log"
                 state = directory / ("both" if one_directory else f"of-{name}")
                 runtime = PROCESSES if one_directory else PODS
                 operators.append(
                     await start(
                         name,
-                        way=made,
+                        way=proxy,
                         handle=api_server,
                         state=state,
                         log=operator_log,

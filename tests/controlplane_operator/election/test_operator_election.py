@@ -1,4 +1,4 @@
-"""Of two operators one works; the other one takes over, whatever happens to the first, and never does both."""
+"""Of two operators only the leader works. The standby takes over after any fault, and the two never work together."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ async def create(pair: Any, name: str) -> None:
 
 
 async def ready_since(pair: Any, name: str) -> str | None:
-    found = await pair.client.get(CONTROL_PLANES, name)
-    ready = [item for item in found.get("status", {}).get("conditions", []) if item["type"] == "Ready"]
+    control_plane = await pair.client.get(CONTROL_PLANES, name)
+    ready = [item for item in control_plane.get("status", {}).get("conditions", []) if item["type"] == "Ready"]
     return ready[0]["lastTransitionTime"] if ready and ready[0]["status"] == "True" else None
 
 
 @pytest.mark.parametrize("one_directory", [True], indirect=True)
-async def test_a_killed_operator_is_replaced(pair: Any, record_property: Callable[[str, object], None]) -> None:
+async def test_standby_takes_over_after_kill_of_leader(
+    pair: Any, record_property: Callable[[str, object], None]
+) -> None:
     await create(pair, "before")
     since = await pair.eventually(lambda: ready_since(pair, "before"), timeout=120.0)
     assert "[+]leader-election leader" in await pair.first.ready()
@@ -55,7 +57,7 @@ async def test_a_killed_operator_is_replaced(pair: Any, record_property: Callabl
     assert pair.alternations() == ["first", "second"]
 
 
-async def test_an_operator_that_is_stopped_hands_over_at_once(
+async def test_stopped_leader_releases_its_lease_and_standby_works(
     pair: Any, record_property: Callable[[str, object], None]
 ) -> None:
     async with pair.busy():
@@ -65,12 +67,12 @@ async def test_an_operator_that_is_stopped_hands_over_at_once(
         await pair.eventually(lambda: pair.log[-1].by == "second")
         record_property("handover_seconds", round(pair.log[-1].at - stopped, 2))
         assert await pair.first.ended(within=60.0) == 0
-        # Nobody has to wait until it has run out.
+        # The standby need not wait for the expiry of the Lease.
         assert pair.first.way.held_by[-1] == ""
     assert pair.alternations() == ["first", "second"]
 
 
-async def test_an_operator_that_is_cut_off_ends_before_the_next_one_begins(pair: Any) -> None:
+async def test_disconnected_leader_exits_without_late_writes(pair: Any) -> None:
     async with pair.busy():
         await pair.eventually(lambda: pair.log)
         pair.first.way.open.clear()
@@ -82,7 +84,7 @@ async def test_an_operator_that_is_cut_off_ends_before_the_next_one_begins(pair:
     assert pair.alternations() == ["first", "second"]
 
 
-async def test_an_operator_that_was_frozen_writes_nothing_when_it_wakes(pair: Any) -> None:
+async def test_frozen_leader_exits_without_late_writes(pair: Any) -> None:
     async with pair.busy():
         await pair.eventually(lambda: pair.log)
         pair.first.signal(signal.SIGSTOP)
@@ -92,7 +94,7 @@ async def test_an_operator_that_was_frozen_writes_nothing_when_it_wakes(pair: An
     assert pair.alternations() == ["first", "second"]
 
 
-async def test_two_operators_go_on_as_they_were_when_the_lease_is_deleted(pair: Any) -> None:
+async def test_leader_stays_the_same_after_deletion_of_the_lease(pair: Any) -> None:
     from kplane.provider.client.resources import LEASES
 
     holder = await pair.holder()
@@ -104,7 +106,7 @@ async def test_two_operators_go_on_as_they_were_when_the_lease_is_deleted(pair: 
     assert pair.alternations() == ["first"]
 
 
-async def test_operator_of_another_installation_ends_with_the_name_of_the_first_one(
+async def test_operator_of_another_installation_exits_naming_the_first(
     pair: Any, api_server: Handle, hold_port: Callable[[], int], tmp_path: Path
 ) -> None:
     log = tmp_path / "third.log"

@@ -80,31 +80,31 @@ def test_equal_arguments_give_equal_descriptions() -> None:
 
 _FOR_CLASSES_TOO: Final = {"kubelet-preferred-address-types"}
 _ADDED_TO: Final = {"enable-admission-plugins", "feature-gates"}
-"""Lists to which kube-apiserver adds what it is told again."""
+"""Flags with lists, to which kube-apiserver adds the values of each repetition."""
 
 
-def test_no_class_can_set_a_flag_that_kplane_sets() -> None:
+def test_managed_flags_include_every_flag_kplane_sets() -> None:
     policy = AuditPolicy.model_validate({"rules": [{"level": "Metadata"}]})
     everything = _api_server(shared=True, settings=ApiServerSettings(audit_policy=policy))
-    ours = {argument.removeprefix("--").partition("=")[0] for argument in everything.args}
-    assert ours - _ADDED_TO <= set(MANAGED_FLAGS)
+    flags = {argument.removeprefix("--").partition("=")[0] for argument in everything.args}
+    assert flags - _ADDED_TO <= set(MANAGED_FLAGS)
 
 
-def test_flags_of_a_class_come_after_those_of_kplane() -> None:
+def test_class_flags_follow_flags_of_kplane() -> None:
     settings = ApiServerSettings(extra_args=["--max-requests-inflight=7"])
     assert _api_server(shared=True, settings=settings).args[-1] == "--max-requests-inflight=7"
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_class_says_whether_memory_or_processor_time_is_saved(*, shared: bool) -> None:
+def test_memory_setting_of_class_determines_gogc(*, shared: bool) -> None:
     def percent(settings: ApiServerSettings | None) -> int:
         return int(_api_server(shared=shared, settings=settings).env["GOGC"])
 
-    small, balanced, large = (percent(ApiServerSettings(memory=each)) for each in ApiServerMemory)
+    small, balanced, large = (percent(ApiServerSettings(memory=memory)) for memory in ApiServerMemory)
     assert small < balanced == percent(None) == 50 < large
 
 
-def test_logins_and_encryption_change_without_a_new_start_and_the_audit_policy_with_one() -> None:
+def test_authentication_and_encryption_reload_but_audit_does_not() -> None:
     files = _api_server(
         shared=True,
         settings=ApiServerSettings(audit_policy=AuditPolicy.model_validate({"rules": [{"level": "Metadata"}]})),
@@ -116,7 +116,7 @@ def test_logins_and_encryption_change_without_a_new_start_and_the_audit_policy_w
     }
 
 
-def test_only_a_shared_etcd_is_left_uncompacted() -> None:
+def test_api_server_compacts_dedicated_etcd_only() -> None:
     assert "--etcd-compaction-interval=0" in _api_server(shared=True).args
     assert "--etcd-compaction-interval=0" not in _api_server(shared=False).args
 
@@ -134,7 +134,7 @@ def _certificates(previous: TenantCertificates | None, *, hosts: Sequence[str]) 
     )
 
 
-def test_a_proxy_has_a_certificate_while_there_is_one() -> None:
+def test_egress_proxy_certificate_exists_only_with_egress_hosts() -> None:
     closed = _certificates(None, hosts=[])
     opened = _certificates(closed, hosts=["egress-proxy.kplane-cp-a.svc"])
     assert opened.egress_proxy is not None
@@ -146,12 +146,12 @@ def test_a_proxy_has_a_certificate_while_there_is_one() -> None:
     assert _certificates(opened, hosts=[]) == closed
 
 
-def test_an_api_server_has_a_certificate_for_kubelets_while_it_has_a_way_to_them() -> None:
+def test_kubelet_client_certificate_exists_only_with_egress_hosts() -> None:
     closed = _certificates(None, hosts=[])
     opened = _certificates(closed, hosts=["127.0.0.1"])
     assert closed.kubelet_client is None
     assert opened.kubelet_client is not None
-    # Nodes that join are told the serving CA. The API server itself takes no user of it.
+    # Joining nodes receive the serving CA. The API server itself accepts no client certificate of this CA.
     assert issued_by(opened.kubelet_client.certificate, authority=AUTHORITIES.serving)
     assert not issued_by(opened.kubelet_client.certificate, authority=AUTHORITIES.client)
     assert user_of(opened.kubelet_client.certificate) == KUBELET_CLIENT_USER
@@ -159,7 +159,7 @@ def test_an_api_server_has_a_certificate_for_kubelets_while_it_has_a_way_to_them
     assert _certificates(opened, hosts=["127.0.0.1"]) is opened
 
 
-def test_a_proxy_is_held_to_what_the_class_allows() -> None:
+def test_egress_proxy_is_limited_to_allowed_destinations() -> None:
     server = _certificates(None, hosts=["127.0.0.1"]).egress_proxy
     assert server is not None
     component = proxy_component(
@@ -183,34 +183,34 @@ def test_a_proxy_is_held_to_what_the_class_allows() -> None:
     )
 
 
-def test_an_api_server_reaches_its_etcd_and_its_proxy() -> None:
+def test_api_server_reaches_its_etcd_and_its_egress_proxy() -> None:
     closed, opened = _api_server(shared=True, egress=Egress()), _api_server(shared=True, egress=Egress(ACCESS))
     assert closed.reaches == (Reach(port=2379),)
     assert opened.reaches == (Reach(port=2379), Reach(port=8132, component="egress-a"))
     assert b"https://[::1]:8132" in opened.files["egress.yaml"].content
     for component in (closed, opened):
         selections = yaml.safe_load(component.files["egress.yaml"].content)["egressSelections"]
-        assert {each["name"] for each in selections} == {"controlplane", "cluster"}
-        assert {each["connection"]["proxyProtocol"] for each in selections} == {"HTTPConnect"}
-        # It reads them once, so a change of any starts it again.
+        assert {selection["name"] for selection in selections} == {"controlplane", "cluster"}
+        assert {selection["connection"]["proxyProtocol"] for selection in selections} == {"HTTPConnect"}
+        # The API server reads these files once, so a change of any file restarts it.
         assert not any(file.reloaded for name, file in component.files.items() if name.startswith("egress"))
 
 
-def test_an_api_server_shows_kubelets_its_certificate_and_reads_it_again() -> None:
+def test_api_server_presents_reloadable_certificate_to_kubelets() -> None:
     closed, opened = _api_server(shared=True, egress=Egress()), _api_server(shared=True, egress=Egress(ACCESS))
-    given = {argument.removeprefix("--").partition("=")[0] for argument in opened.args if "kubelet" in argument}
-    assert given == {"kubelet-client-certificate", "kubelet-client-key", "kubelet-preferred-address-types"}
-    assert given - _FOR_CLASSES_TOO <= set(MANAGED_FLAGS)
+    flags = {argument.removeprefix("--").partition("=")[0] for argument in opened.args if "kubelet" in argument}
+    assert flags == {"kubelet-client-certificate", "kubelet-client-key", "kubelet-preferred-address-types"}
+    assert flags - _FOR_CLASSES_TOO <= set(MANAGED_FLAGS)
     assert not any("kubelet" in argument for argument in closed.args)
     files = {name: file for name, file in opened.files.items() if name.startswith("kubelet")}
     assert {*files} == {"kubelet-client.crt", "kubelet-client.key"}
     assert all(file.reloaded for file in files.values())
 
 
-def test_a_class_says_which_address_of_a_node_comes_first() -> None:
-    asked = "--kubelet-preferred-address-types=Hostname"
-    opened = _api_server(shared=True, egress=Egress(ACCESS), settings=ApiServerSettings(extra_args=[asked]))
-    assert [argument for argument in opened.args if "address-types" in argument] == [asked]
+def test_class_replaces_preferred_address_types_of_kubelets() -> None:
+    flag = "--kubelet-preferred-address-types=Hostname"
+    opened = _api_server(shared=True, egress=Egress(ACCESS), settings=ApiServerSettings(extra_args=[flag]))
+    assert [argument for argument in opened.args if "address-types" in argument] == [flag]
 
 
 _PATHS = st.one_of(
@@ -220,7 +220,7 @@ _PATHS = st.one_of(
 
 
 @given(_PATHS, _PATHS)
-def test_no_key_is_below_two_prefixes(one: str, other: str) -> None:
+def test_prefixes_of_two_cluster_paths_never_overlap(one: str, other: str) -> None:
     try:
         prefixes = key_prefix(one), key_prefix(other)
     except KeyspaceError:
@@ -229,6 +229,6 @@ def test_no_key_is_below_two_prefixes(one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "a/b", "..", "a/", "/", "A", "a_b", "a.b", "-a", "x" * 64, "a\n"])
-def test_what_is_no_path_segment_gets_no_prefix(path: str) -> None:
+def test_key_prefix_rejects_invalid_cluster_path(path: str) -> None:
     with pytest.raises(KeyspaceError, match="clusterPath"):
         key_prefix(path)

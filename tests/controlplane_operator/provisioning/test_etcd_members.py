@@ -1,4 +1,4 @@
-"""A dedicated etcd of real processes: from one member to three, with crashes at every step and data that get lost."""
+"""A dedicated etcd of real processes: growth from one member to three, crashes at every step, lost data."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ PUBLISHED = ControlPlane.model_validate({**SPEC, "status": {"endpoint": "https:/
 
 
 class Crash(Exception):
-    """The operator ends here."""
+    """Crash of the operator."""
 
 
 @dataclass
 class Tenant:
-    """The etcd of a control plane, and an operator for it that may end at any time."""
+    """The etcd of a control plane, and an operator of this etcd that may crash at any time."""
 
     runtime: ProcessRuntime
     directory: Path
@@ -58,24 +58,24 @@ class Tenant:
         self.keys = EtcdKeys(self.authority.certificate, server, client)
 
     async def ensure(self, asked: int, *, control_plane: ControlPlane = PUBLISHED) -> EtcdMembers:
-        """Make one pass of an operator that has just started."""
+        """Reconcile once with an operator that has just started."""
         etcd = DedicatedEtcd(self.runtime, quota_bytes=1 << 30)
-        wanted = etcd.wanted(control_plane, asked=asked)
-        addresses = await etcd.reserve(control_plane, wanted=wanted)
-        return await etcd.ensure(control_plane, addresses=addresses, wanted=wanted, keys=self.keys)
+        size = etcd.wanted(control_plane, asked=asked)
+        addresses = await etcd.reserve(control_plane, wanted=size)
+        return await etcd.ensure(control_plane, addresses=addresses, wanted=size, keys=self.keys)
 
     async def becomes(self, asked: int, *, control_plane: ControlPlane = PUBLISHED) -> EtcdMembers:
-        """Make passes until there is nothing left to do."""
+        """Reconcile until the members are settled and have no lag."""
 
         async def look() -> EtcdMembers | str:
             try:
-                found = await self.ensure(asked, control_plane=control_plane)
+                members = await self.ensure(asked, control_plane=control_plane)
             except (ConditionError, Crash) as error:
                 return repr(error)
-            return found if found.settled and found.lag is None else repr(found)
+            return members if members.settled and members.lag is None else repr(members)
 
-        found: EtcdMembers = await self.eventually(look, lambda found: isinstance(found, EtcdMembers), timeout=120.0)
-        return found
+        result: EtcdMembers = await self.eventually(look, lambda found: isinstance(found, EtcdMembers), timeout=120.0)
+        return result
 
     @contextlib.asynccontextmanager
     async def client(self, name: str) -> AsyncIterator[Client]:
@@ -90,19 +90,19 @@ class Tenant:
             await client.put(f"/registry/{key}".encode(), value.encode())
 
     async def digests(self) -> set[Any]:
-        """Return what each member has; one thing, if all have the same."""
-        found = set()
+        """Return the distinct digests of the members' data: a single digest if all members agree."""
+        contents = set()
         for name in NAMES:
             async with self.client(name) as client:
-                found.add(await digest(client, "/registry/"))
-        return found
+                contents.add(await digest(client, "/registry/"))
+        return contents
 
     async def votes(self) -> list[bool]:
         async with self.client(NAMES[0]) as client:
             return [not member.learner for member in await client.members.list()]
 
     async def lose_data(self, name: str) -> None:
-        """End a member, and give it a disk on which nothing is."""
+        """Stop a member and delete its data directory."""
         await self.runtime.stop(name)
         shutil.rmtree(self.directory / name / "data")
 
@@ -113,7 +113,7 @@ async def tenant(
 ) -> AsyncIterator[Tenant]:
     def quick(*arguments: Any, **options: Any) -> Component:
         component = bound(etcd_component(*arguments, **options), args=("--unsafe-no-fsync",))
-        # A leader that is asked to end looks for another one for seconds.
+        # A stopping leader spends seconds on the transfer of its leadership.
         return dataclasses.replace(component, grace_seconds=0.1)
 
     monkeypatch.setattr(backend, "etcd_component", quick)
@@ -126,7 +126,7 @@ async def tenant(
 
 
 @pytest.mark.slow
-async def test_one_becomes_three_under_a_writer(tenant: Tenant) -> None:
+async def test_etcd_grows_from_one_to_three_members_under_writes(tenant: Tenant) -> None:
     assert len((await tenant.becomes(1)).voters) == 1
     written: list[int] = []
     refused: list[DataError] = []
@@ -151,46 +151,46 @@ async def test_one_becomes_three_under_a_writer(tenant: Tenant) -> None:
     assert len(grown.voters) == 3
     assert await tenant.votes() == [True] * 3
     assert written
-    # Each member was replaced once. The first one has the writer's connection; what it refused was not acknowledged.
+    # Each member was replaced once. The writer is connected to the first member. Refused writes were not acknowledged.
     async with tenant.client(NAMES[2]) as client:
-        kept = [item.key async for page in client.pages("/registry/") for item in page.items]
-    assert {f"/registry/{number}".encode() for number in written} <= set(kept)
-    [(count, _)] = [(found.count, found) for found in await tenant.digests()]
+        keys = [item.key async for page in client.pages("/registry/") for item in page.items]
+    assert {f"/registry/{number}".encode() for number in written} <= set(keys)
+    [(count, _)] = [(content.count, content) for content in await tenant.digests()]
     assert count >= len(written)
 
-    # Any one may go.
+    # Any single member may stop.
     for name in NAMES:
         await tenant.runtime.stop(name)
-        other = next(each for each in NAMES if each != name)
-        # Without its leader it looks for another one first.
+        other = next(candidate for candidate in NAMES if candidate != name)
+        # Without its leader, etcd elects another leader first.
         await tenant.eventually(
             lambda name=name, other=other: tenant.put("after", name, at=other), lambda _: True, timeout=60.0
         )
-        left = await tenant.ensure(3)
-        assert left.lag is not None
-        assert left.lag.reason is Reason.ETCD_INCOMPLETE
-        assert name in left.lag.message
-        assert len(left.voters) == 3
+        members = await tenant.ensure(3)
+        assert members.lag is not None
+        assert members.lag.reason is Reason.ETCD_INCOMPLETE
+        assert name in members.lag.message
+        assert len(members.voters) == 3
         await tenant.becomes(3)
     assert len(await tenant.digests()) == 1
 
 
 @pytest.mark.slow
-async def test_a_new_control_plane_is_published_with_three(tenant: Tenant) -> None:
+async def test_new_control_plane_starts_with_three_members_and_keeps_them(tenant: Tenant) -> None:
     new = ControlPlane.model_validate(SPEC)
     with pytest.raises(ConditionError) as caught:
         await tenant.ensure(3, control_plane=new)
     assert caught.value.reason is Reason.PROVISIONING
     assert len((await tenant.becomes(3, control_plane=new)).voters) == 3
 
-    # No member is taken away again.
+    # A lower desired number removes no member.
     assert DedicatedEtcd(tenant.runtime, quota_bytes=1 << 30).wanted(PUBLISHED, asked=1) == 3
     assert len((await tenant.becomes(1)).voters) == 3
 
 
 @pytest.mark.slow
-async def test_an_operator_that_ends_after_each_step_goes_on(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It crashes once after each call that changes something, for each member."""
+async def test_operator_resumes_growth_after_crash_at_any_step(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator crashes once after each call that changes state, for each member."""
     crashed: list[str] = []
 
     def crashing(patched: pytest.MonkeyPatch, owner: type, method: str) -> None:
@@ -215,36 +215,36 @@ async def test_an_operator_that_ends_after_each_step_goes_on(tenant: Tenant, mon
             crashing(patched, Members, method)
         assert len((await tenant.becomes(3)).voters) == 3
         assert len(await tenant.digests()) == 1
-        begun = list(crashed)
+        growth_steps = list(crashed)
         steps = {"reserve", "delete", "add_learner", "apply", "mark_data", "promote"}
-        assert {step.split()[0] for step in begun} == steps
+        assert {step.split()[0] for step in growth_steps} == steps
 
         await tenant.lose_data(NAMES[1])
         assert len((await tenant.becomes(3)).voters) == 3
-        [found] = await tenant.digests()
-        assert found.count == 1
-        assert {step.split()[0] for step in crashed[len(begun) :]} >= {"remove", "promote"}
+        [content] = await tenant.digests()
+        assert content.count == 1
+        assert {step.split()[0] for step in crashed[len(growth_steps) :]} >= {"remove", "promote"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 2])
-async def test_a_member_whose_data_are_lost_gets_them_from_the_others(tenant: Tenant, lost: int) -> None:
+async def test_member_with_lost_data_recovers_them_from_others(tenant: Tenant, lost: int) -> None:
     await tenant.becomes(3)
     await tenant.put("key", "value")
     await tenant.lose_data(NAMES[lost])
-    # With its description it does not begin anew, as an etcd of its own without data.
+    # Its description keeps the member from starting as a new etcd without data.
     with contextlib.suppress(ConditionError):
         await tenant.ensure(3)
-    found = await tenant.becomes(3)
-    assert len(found.voters) == 3
+    members = await tenant.becomes(3)
+    assert len(members.voters) == 3
     assert await tenant.votes() == [True] * 3
-    [same] = await tenant.digests()
-    assert same.count == 1
+    [content] = await tenant.digests()
+    assert content.count == 1
 
 
 @pytest.mark.slow
-async def test_a_member_starts_on_no_other_data(tenant: Tenant) -> None:
-    """Also where nobody tells it anew what it is: kubelet and supervisor start it again as it was."""
+async def test_member_without_its_data_does_not_start(tenant: Tenant) -> None:
+    """Also if the kubelet or the supervisor restarts the member with its former description."""
     await tenant.becomes(3)
     await tenant.put("key", "value")
     for name in NAMES[:2]:
@@ -263,27 +263,27 @@ async def test_a_member_starts_on_no_other_data(tenant: Tenant) -> None:
 
 
 @pytest.mark.slow
-async def test_all_start_again_on_what_they_have(tenant: Tenant) -> None:
+async def test_stopped_members_start_again_with_their_data(tenant: Tenant) -> None:
     await tenant.becomes(3)
     await tenant.put("key", "value")
     for name in NAMES:
         await tenant.runtime.stop(name)
     assert len((await tenant.becomes(3)).voters) == 3
-    [same] = await tenant.digests()
-    assert same.count == 1
+    [content] = await tenant.digests()
+    assert content.count == 1
 
 
 @pytest.mark.slow
-async def test_a_backup_is_restored(tenant: Tenant, binaries: Binaries, tmp_path: Path) -> None:
-    """As docs/how-to/dedicated-backup.md says: the first member begins with it, and the others join that one anew."""
+async def test_restored_backup_replaces_data_of_all_members(tenant: Tenant, binaries: Binaries, tmp_path: Path) -> None:
+    """Follows docs/how-to/dedicated-backup.md: the first member starts from the backup, and the others join it anew."""
     await tenant.becomes(3)
     await tenant.put("key", "saved")
     snapshot, restored = tmp_path / "backup.db", tmp_path / "restored"
-    files, first = tenant.directory / NAMES[0] / "files", await tenant.runtime.reserve(NAMES[0], ports=())
+    files, address = tenant.directory / NAMES[0] / "files", await tenant.runtime.reserve(NAMES[0], ports=())
     tls = (f"--cacert={files}/ca.crt", f"--cert={files}/server.crt", f"--key={files}/server.key")
     await run_program(
         binaries.path("etcdctl"),
-        [f"--endpoints={client_url(first)}", *tls, "snapshot", "save", str(snapshot)],
+        [f"--endpoints={client_url(address)}", *tls, "snapshot", "save", str(snapshot)],
         timeout_seconds=60.0,
     )
     await tenant.put("key", "later")
@@ -296,8 +296,8 @@ async def test_a_backup_is_restored(tenant: Tenant, binaries: Binaries, tmp_path
     arguments = (
         f"--data-dir={restored}",
         "--name=member",
-        f"--initial-cluster=member={peer_url(first)}",
-        f"--initial-advertise-peer-urls={peer_url(first)}",
+        f"--initial-cluster=member={peer_url(address)}",
+        f"--initial-advertise-peer-urls={peer_url(address)}",
         "--bump-revision=1000000000",
         "--mark-compacted",
     )
@@ -310,21 +310,21 @@ async def test_a_backup_is_restored(tenant: Tenant, binaries: Binaries, tmp_path
     restored.rename(data)
 
     assert len((await tenant.becomes(3)).voters) == 3
-    [same] = await tenant.digests()
-    assert same.count == 1
+    [content] = await tenant.digests()
+    assert content.count == 1
     for name in NAMES:
         async with tenant.client(name) as client:
-            found = await client.get(b"/registry/key")
-            assert found is not None
-            assert found.value == b"saved"
-            # Watches from before are told that they are too old, and miss nothing.
-            assert found.revision < before
+            item = await client.get(b"/registry/key")
+            assert item is not None
+            assert item.value == b"saved"
+            # Watches from before the restore fail as too old, and so miss no event.
+            assert item.revision < before
             [page] = [page async for page in client.pages("/registry/")]
             assert page.revision > before
 
 
-async def test_only_members_speak_as_peers(tenant: Tenant) -> None:
-    """The certificate of the API server is of the same CA, and opens no peer port."""
+async def test_peer_port_accepts_member_certificates_only(tenant: Tenant) -> None:
+    """The client certificate of the API server is from the same CA, and is refused at the peer port."""
     await tenant.becomes(1)
     address = await tenant.runtime.reserve(NAMES[0], ports=())
     server, client = tenant.keys.server, tenant.keys.client

@@ -1,4 +1,4 @@
-"""An API server that may not write yet, or no longer: it serves what is there, and its etcd takes nothing of it."""
+"""An API server without write permission serves the existing objects, and etcd refuses its writes."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def _config_map(name: str) -> dict[str, Any]:
     return {"metadata": {"name": name, "namespace": "default"}, "data": {"of": name}}
 
 
-async def test_an_api_server_starts_on_a_copy_before_it_may_write_and_then_writes_at_once(
+async def test_api_server_starts_read_only_on_copy_and_writes_after_grant(
     tenant: Any, shared_etcd: Any, start_tenant: Callable[..., Awaitable[Any]], path: str, eventually: Any
 ) -> None:
-    keyspace, standing = shared_etcd.keyspace, "standing"
+    keyspace, source_path = shared_etcd.keyspace, "standing"
     async with shared_etcd.client("root") as root, Client(tenant.administrator, field_manager="kplane") as source:
         await source.create(CONFIG_MAPS, _config_map("copied"))
-        follower = Follower(Place(root, key_prefix(standing)), Place(root, key_prefix(path)))
+        follower = Follower(Place(root, key_prefix(source_path)), Place(root, key_prefix(path)))
         async with following(follower):
-            started = await start_tenant(path, read_only=True)
-            async with Client(started.administrator, field_manager="kplane") as target:
+            copy = await start_tenant(path, read_only=True)
+            async with Client(copy.administrator, field_manager="kplane") as target:
                 await source.create(CONFIG_MAPS, _config_map("followed"))
                 await eventually(lambda: target.get(CONFIG_MAPS, "followed", namespace="default"))
                 assert len((await target.list(NAMESPACES)).items) >= 4
@@ -49,7 +49,7 @@ async def test_an_api_server_starts_on_a_copy_before_it_may_write_and_then_write
                     await target.create(CONFIG_MAPS, _config_map("refused"))
 
                 try:
-                    await keyspace.grant(standing, prefix=key_prefix(standing), read_only=True)
+                    await keyspace.grant(source_path, prefix=key_prefix(source_path), read_only=True)
                     with pytest.raises(ApiError):
                         await source.create(CONFIG_MAPS, _config_map("late"))
                     assert (await source.get(CONFIG_MAPS, "followed", namespace="default"))["data"] == {
@@ -59,18 +59,18 @@ async def test_an_api_server_starts_on_a_copy_before_it_may_write_and_then_write
                     await keyspace.grant(path, prefix=key_prefix(path))
                     await target.create(CONFIG_MAPS, _config_map("moved"))
                 finally:
-                    await keyspace.grant(standing, prefix=key_prefix(standing))
+                    await keyspace.grant(source_path, prefix=key_prefix(source_path))
                 await source.create(CONFIG_MAPS, _config_map("back"))
 
 
-async def test_behind_a_fence_an_api_server_reads_on_and_without_it_writes_at_once(
+async def test_fence_blocks_writes_but_not_reads_until_it_is_lifted(
     own_etcd: Any, start_tenant: Callable[..., Awaitable[Any]], path: str
 ) -> None:
-    """As in the etcd of one control plane, which has no access control otherwise."""
+    """The etcd of a single control plane has no access control apart from the fence."""
     async with own_etcd.client("root") as root:
         await lift_fence(root)
-        started = await start_tenant(path, etcd=own_etcd)
-        async with Client(started.administrator, field_manager="kplane") as client:
+        tenant = await start_tenant(path, etcd=own_etcd)
+        async with Client(tenant.administrator, field_manager="kplane") as client:
             await client.create(CONFIG_MAPS, _config_map("before"))
             await fence(root, user=path)
             assert (await client.get(CONFIG_MAPS, "before", namespace="default"))["data"] == {"of": "before"}

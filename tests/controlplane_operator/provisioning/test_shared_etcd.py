@@ -1,4 +1,4 @@
-"""Tenants on one etcd: what they are granted, and what is destroyed."""
+"""Permissions of tenants on the shared etcd, and deletion of their prefixes."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ async def _stored(shared: Any, path: str) -> Mapping[bytes, tuple[bytes, int]]:
     return {item.key: (item.value, item.revision) for page in pages for item in page.items}
 
 
-async def test_destroy_takes_one_prefix_and_leaves_its_neighbours_byte_by_byte(shared_etcd: Any, path: str) -> None:
+async def test_delete_prefix_leaves_neighbouring_prefixes_unchanged(shared_etcd: Any, path: str) -> None:
     keyspace, neighbours = shared_etcd.keyspace, (f"{path}x", f"{path}-b")
     owner = Owner("uid", path)
     await keyspace.claim(f"/clusters/{path}/", owner=owner, known=False)
-    for each in (path, *neighbours):
-        assert await keyspace.grant(each, prefix=f"/clusters/{each}/")
-        async with shared_etcd.client(each) as tenant:
+    for neighbour in (path, *neighbours):
+        assert await keyspace.grant(neighbour, prefix=f"/clusters/{neighbour}/")
+        async with shared_etcd.client(neighbour) as tenant:
             for number in range(20):
-                await tenant.put(f"/clusters/{each}/k{number}".encode(), each.encode())
-    others = [await _stored(shared_etcd, each) for each in neighbours]
+                await tenant.put(f"/clusters/{neighbour}/k{number}".encode(), neighbour.encode())
+    others = [await _stored(shared_etcd, neighbour) for neighbour in neighbours]
 
     assert await keyspace.delete_prefix(f"/clusters/{path}/", owner=owner) == 20
     assert await keyspace.count(f"/clusters/{path}/") == 0
     assert await keyspace.owner(f"/clusters/{path}/") is None
 
-    assert [await _stored(shared_etcd, each) for each in neighbours] == others
-    assert [len(each) for each in others] == [20, 20]
+    assert [await _stored(shared_etcd, neighbour) for neighbour in neighbours] == others
+    assert [len(neighbour) for neighbour in others] == [20, 20]
 
 
-async def test_a_revoked_user_is_refused_and_may_be_granted_again(shared_etcd: Any, path: str) -> None:
+async def test_revoked_user_is_denied_until_granted_again(shared_etcd: Any, path: str) -> None:
     keyspace = shared_etcd.keyspace
     assert await keyspace.grant(path, prefix=f"/clusters/{path}/")
     assert not await keyspace.grant(path, prefix=f"/clusters/{path}/")
@@ -57,9 +57,7 @@ async def test_a_revoked_user_is_refused_and_may_be_granted_again(shared_etcd: A
         assert await tenant.count(f"/clusters/{path}/") == 1
 
 
-async def test_a_user_that_only_reads_is_refused_each_write_and_writes_again_when_it_may(
-    shared_etcd: Any, path: str
-) -> None:
+async def test_read_only_grant_denies_writes_until_next_grant(shared_etcd: Any, path: str) -> None:
     keyspace, prefix = shared_etcd.keyspace, f"/clusters/{path}/"
     await keyspace.grant(path, prefix=prefix)
     async with shared_etcd.client(path) as tenant:
@@ -73,10 +71,10 @@ async def test_a_user_that_only_reads_is_refused_each_write_and_writes_again_whe
 
         writers = [asyncio.create_task(write()) for _ in range(8)]
         assert await keyspace.grant(path, prefix=prefix, read_only=True)
-        # Each of them ends by a refusal. What was acknowledged came before the grant returned.
+        # Each writer ends by a refused write. Every acknowledged write precedes the return of the grant.
         fenced = await _stored(shared_etcd, path)
-        for ended in await asyncio.gather(*writers, return_exceptions=True):
-            assert isinstance(ended, EtcdError)
+        for error in await asyncio.gather(*writers, return_exceptions=True):
+            assert isinstance(error, EtcdError)
         assert await _stored(shared_etcd, path) == fenced
         assert fenced[f"{prefix}key".encode()][1] >= written
 
@@ -87,9 +85,7 @@ async def test_a_user_that_only_reads_is_refused_each_write_and_writes_again_whe
         await tenant.put(f"{prefix}key".encode(), b"3")
 
 
-async def test_a_grant_takes_back_whatever_else_the_user_was_allowed_and_interrupts_nothing(
-    shared_etcd: Any, path: str
-) -> None:
+async def test_grant_revokes_extra_permissions_without_interruption(shared_etcd: Any, path: str) -> None:
     keyspace = shared_etcd.keyspace
     await keyspace.grant(path, prefix=f"/clusters/{path}-old/")
     await keyspace.grant(path, prefix=f"/clusters/{path}/")
@@ -101,21 +97,21 @@ async def test_a_grant_takes_back_whatever_else_the_user_was_allowed_and_interru
         await root.access.grant_permission(path, Permission.below(f"/clusters/{path}/", kind="read"))
         await tenant.count("/clusters/")
 
-        repaired = asyncio.create_task(keyspace.grant(path, prefix=f"/clusters/{path}/"))
-        while not repaired.done():
+        task = asyncio.create_task(keyspace.grant(path, prefix=f"/clusters/{path}/"))
+        while not task.done():
             await tenant.count(f"/clusters/{path}/")
-        assert await repaired
+        assert await task
 
         await tenant.put(f"/clusters/{path}/key".encode(), b"1")
-        for foreign in (f"/clusters/{path}-old/key".encode(), f"/clusters/{path}x/key".encode(), b"/secret"):
+        for key in (f"/clusters/{path}-old/key".encode(), f"/clusters/{path}x/key".encode(), b"/secret"):
             with pytest.raises(PermissionDenied):
-                await tenant.get(foreign)
+                await tenant.get(key)
         assert await root.access.roles_of(path) == (path,)
         assert await root.access.permissions_of(path) == {Permission.below(f"/clusters/{path}/")}
 
 
 @pytest.mark.parametrize("left", ["role", "user", "role and user"])
-async def test_a_grant_goes_on_where_it_was_cut_off(shared_etcd: Any, path: str, left: str) -> None:
+async def test_grant_completes_an_interrupted_grant(shared_etcd: Any, path: str, left: str) -> None:
     async with shared_etcd.client("root") as root, shared_etcd.client(path) as tenant:
         if "role" in left:
             await root.access.add_role(path)
@@ -125,9 +121,7 @@ async def test_a_grant_goes_on_where_it_was_cut_off(shared_etcd: Any, path: str,
         await tenant.put(f"/clusters/{path}/key".encode(), b"1")
 
 
-async def test_an_etcd_that_never_answers_is_an_error_that_names_it(
-    shared_etcd: Any, eventually: Callable[..., Any]
-) -> None:
+async def test_silent_etcd_raises_keyspace_error_with_its_url(shared_etcd: Any, eventually: Callable[..., Any]) -> None:
     connections = set()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -147,12 +141,12 @@ async def test_an_etcd_that_never_answers_is_an_error_that_names_it(
                 await keyspace.count("/clusters/a/")
             assert url in (await keyspace.problem() or "")
         await keyspace.close()
-        # The client tries again and again, also at the very end.
+        # The client connects repeatedly, also while it closes.
         await eventually(lambda: not connections)
 
 
 @pytest.mark.parametrize("prefix", ["", "/", "/clusters/", "/clusters/a", "/clusters/a/b/", "/registry/"])
-async def test_nothing_but_a_control_planes_prefix_is_granted_counted_or_deleted(tmp_path: Path, prefix: str) -> None:
+async def test_keyspace_rejects_prefixes_of_no_control_plane(tmp_path: Path, prefix: str) -> None:
     keyspace = Keyspace("https://127.0.0.1:1", credentials=tmp_path)
     owner = Owner("uid")
     calls = [

@@ -1,4 +1,4 @@
-"""A tenant's kube-apiserver, with the rights of its prefix only: data, restarts, renewals, and who gets in."""
+"""A tenant's kube-apiserver, whose etcd user may access its prefix only: data, restarts, renewals, authentication."""
 
 from __future__ import annotations
 
@@ -73,25 +73,25 @@ def _event(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-async def test_data_outlive_a_restart_and_stay_below_the_prefix(
+async def test_data_survive_restart_under_tenant_prefix(
     shared_etcd: Any, start_tenant: Start, runtime: ProcessRuntime, path: str, ready: Ready
 ) -> None:
     tenant = await start_tenant(path)
-    patient = replace(tenant.component, grace_seconds=120.0)
-    await runtime.apply(patient)
-    await ready(runtime, patient.name)
+    component = replace(tenant.component, grace_seconds=120.0)
+    await runtime.apply(component)
+    await ready(runtime, component.name)
     async with Client(tenant.administrator, field_manager="kplane") as client:
         await client.create(NAMESPACES, {"metadata": {"name": "shop"}})
         await client.create(CONFIG_MAPS, {"metadata": {"name": "prices", "namespace": "shop"}, "data": {"tea": "3"}})
-        # An event is written with a lease, which is a right of its own in etcd.
+        # kube-apiserver writes an Event with a lease, which needs a permission of its own in etcd.
         await client.create(EVENTS, _event("one"), namespace="shop")
         follows = asyncio.Event()
         watch = asyncio.create_task(_follow(client, follows))
         try:
             async with asyncio.timeout(60):
                 await follows.wait()
-                # Nor does it wait for those who follow something, who would for minutes.
-                await runtime.stop(patient.name)
+                # The API server does not wait for open watches, which last for minutes.
+                await runtime.stop(component.name)
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
@@ -107,10 +107,10 @@ async def test_data_outlive_a_restart_and_stay_below_the_prefix(
 
 
 @pytest.mark.slow
-async def test_on_data_that_are_begun_the_first_answers_are_right(
+async def test_restarted_api_server_answers_first_requests_correctly(
     start_tenant: Start, runtime: ProcessRuntime, path: str, ready: Ready, eventually: Callable[..., Any]
 ) -> None:
-    """Tokens, roles, discovery, custom resources, classes of priority: an API server that wakes has all of them."""
+    """The first requests need tokens, roles, discovery, custom resources and PriorityClasses."""
     tenant = await start_tenant(path)
     async with Client(tenant.administrator, field_manager="kplane") as client:
         await client.create(NAMESPACES, {"metadata": {"name": "shop"}})
@@ -120,11 +120,11 @@ async def test_on_data_that_are_begun_the_first_answers_are_right(
         token = await request_token(client, service_account="keeper", namespace="shop", lifetime=dt.timedelta(hours=1))
         await eventually(lambda: client.get(CUSTOM_RESOURCE_DEFINITIONS, "cups.shop.example"), _is_established)
     assert tenant.component.readiness is not None
-    early = replace(tenant.component.readiness, path=READY_WITHOUT_BOOTSTRAP_CHECKS, interval_seconds=0.02)
+    readiness = replace(tenant.component.readiness, path=READY_WITHOUT_BOOTSTRAP_CHECKS, interval_seconds=0.02)
     keeper = replace(tenant.administrator, client_certificate=None, client_key=None, token=token.value)
     for number in range(3):
         await runtime.stop(tenant.component.name)
-        await runtime.apply(replace(tenant.component, readiness=early))
+        await runtime.apply(replace(tenant.component, readiness=readiness))
         await ready(runtime, tenant.component.name)
         async with (
             Client(keeper, field_manager="kplane") as client,
@@ -139,13 +139,13 @@ async def test_on_data_that_are_begun_the_first_answers_are_right(
                 *(administrator.list(resource) for resource in _BEGUN_WITH),
             )
             assert pod["spec"]["priority"] == 2_000_001_000
-            assert {"rbac.authorization.k8s.io", "shop.example"} <= {each["name"] for each in groups["groups"]}
-            # What the probe leaves out changes nothing.
+            assert {"rbac.authorization.k8s.io", "shop.example"} <= {item["name"] for item in groups["groups"]}
+            # The bootstrap checks that the probe leaves out change no object.
             for check in BOOTSTRAP_CHECKS:
                 await eventually(lambda check=check: _passes(administrator, f"{READY}/{check}"), bool)
             await administrator.probe(READY)
             after = [await administrator.list(resource) for resource in _BEGUN_WITH]
-            assert [each.items for each in after] == [each.items for each in before]
+            assert [item.items for item in after] == [item.items for item in before]
 
 
 async def _passes(client: Client, check: str) -> bool:
@@ -158,7 +158,7 @@ async def _passes(client: Client, check: str) -> bool:
 
 def _is_established(crd: dict[str, Any]) -> bool:
     conditions = crd.get("status", {}).get("conditions", ())
-    return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
+    return any(condition["type"] == "Established" and condition["status"] == "True" for condition in conditions)
 
 
 async def _follow(client: Client, follows: asyncio.Event) -> None:
@@ -167,12 +167,10 @@ async def _follow(client: Client, follows: asyncio.Event) -> None:
             follows.set()
 
 
-async def test_credentials_of_one_tenant_are_worth_nothing_at_another(
-    tenant: Any, start_tenant: Start, path: str
-) -> None:
-    one, other = tenant, await start_tenant(path)
+async def test_credentials_of_a_tenant_are_unauthorized_at_another(tenant: Any, start_tenant: Start, path: str) -> None:
+    issuer, other = tenant, await start_tenant(path)
     settings: dict[str, Any] = {"admin": ADMIN_ACCOUNT, "controllers": Subject("User", CONTROLLERS_USER)}
-    async with Client(one.administrator, field_manager="kplane") as client:
+    async with Client(issuer.administrator, field_manager="kplane") as client:
         await client.create(NAMESPACES, {"metadata": {"name": "shop"}})
         await bootstrap(client, admin_role="cluster-admin", **settings)
         token = await request_token(client, service_account=ADMIN_ACCOUNT.name, lifetime=dt.timedelta(hours=1))
@@ -180,20 +178,20 @@ async def test_credentials_of_one_tenant_are_worth_nothing_at_another(
         await bootstrap(client, admin_role="cluster-admin", **settings)
         assert "shop" not in {item["metadata"]["name"] for item in (await client.list(NAMESPACES)).items}
 
-    there = {"server": other.administrator.server, "ca_data": other.administrator.ca_data}
-    certificate, key = one.administrator.client_certificate, one.administrator.client_key
-    for foreign in (
-        ClusterConfig(**there, client_certificate=certificate, client_key=key),
-        ClusterConfig(**there, token=token.value),
+    endpoint = {"server": other.administrator.server, "ca_data": other.administrator.ca_data}
+    certificate, key = issuer.administrator.client_certificate, issuer.administrator.client_key
+    for config in (
+        ClusterConfig(**endpoint, client_certificate=certificate, client_key=key),
+        ClusterConfig(**endpoint, token=token.value),
     ):
-        async with Client(foreign, field_manager="kplane") as client:
+        async with Client(config, field_manager="kplane") as client:
             with pytest.raises(Unauthorized):
                 await client.list(NAMESPACES)
 
 
-async def test_nobody_gets_more_than_health_without_credentials(tenant: Any) -> None:
-    nobody = ClusterConfig(server=tenant.administrator.server, ca_data=tenant.administrator.ca_data)
-    async with Client(nobody, field_manager="kplane") as client:
+async def test_anonymous_request_reaches_health_endpoints_only(tenant: Any) -> None:
+    anonymous = ClusterConfig(server=tenant.administrator.server, ca_data=tenant.administrator.ca_data)
+    async with Client(anonymous, field_manager="kplane") as client:
         for path in ("/livez", "/readyz", "/healthz"):
             await client.probe(path)
         for path in ("/version", "/api", "/openapi/v2", "/metrics", "/livez/etcd"):
@@ -210,17 +208,17 @@ async def test_renewed_certificates_are_served_without_a_restart(
     pids = {component.name: runtime.state(component.name).pid for component in (etcd, api_server)}
     address = Address("127.0.0.1", {port.name: port.number for port in api_server.ports})
 
-    later = tenant.describe(dt.datetime.now(dt.UTC) + dt.timedelta(days=300))
-    assert later.args == api_server.args
-    assert later.files["server.crt"] != api_server.files["server.crt"]
+    renewed_api_server = tenant.describe(dt.datetime.now(dt.UTC) + dt.timedelta(days=300))
+    assert renewed_api_server.args == api_server.args
+    assert renewed_api_server.files["server.crt"] != api_server.files["server.crt"]
     server = issue_serving(own_etcd.authority, common_name="etcd", hosts=["127.0.0.1"], client=True)
     renewed = {"server.crt": replace(etcd.files["server.crt"], content=server.certificate)}
     renewed["server.key"] = replace(etcd.files["server.key"], content=server.key)
-    await runtime.apply(later)
+    await runtime.apply(renewed_api_server)
     await runtime.apply(replace(etcd, files={**etcd.files, **renewed}))
 
     for served_at, file in (
-        ((address.host, address.ports["https"]), later.files["server.crt"]),
+        ((address.host, address.ports["https"]), renewed_api_server.files["server.crt"]),
         ((own_etcd.address.host, own_etcd.address.ports["client"]), renewed["server.crt"]),
     ):
         await eventually(lambda served_at=served_at: asyncio.to_thread(_served_at, *served_at), _is(file), timeout=120)

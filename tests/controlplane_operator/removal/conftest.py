@@ -1,4 +1,4 @@
-"""One run of the operator on a real management cluster; the API server of the control plane is a stand-in."""
+"""A run of the operator on a real management cluster. A fake stands in for the API server of the control plane."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ AUTHORITIES = "control-plane-authorities"
 
 
 class Died(Exception):
-    """The operator's end, at the worst moment."""
+    """Crash of the operator at a write."""
 
 
 class Mortal(Client):
-    """A client whose operator dies at each of its writes twice: before the API server hears of it, and after it did.
+    """Client that crashes its operator twice at each write: before and after the request reaches the API server.
 
-    What is said of a removal is another write at each of its steps.
+    Each step of a removal counts as a separate write of the status.
     """
 
     deaths: set[tuple[str, str, str]] | None = None
-    """Of which it has died already; None: it lives."""
+    """Crashes so far: time, verb and name of each write. None: the client never crashes."""
 
     refused: frozenset[str] | set[str] = frozenset()
-    """Names of what somebody's admission policy lets nobody write."""
+    """Names of objects that an admission policy does not allow to write."""
 
     async def _write_or_die(self, what: str, name: str, write: Callable[[], Any]) -> Any:
         if name in self.refused:
@@ -97,16 +97,16 @@ class Mortal(Client):
 
 
 class Data:
-    """Stands for what an API server keeps."""
+    """Fake for the data of an API server."""
 
     def __init__(self, *, kept: bool = True) -> None:
         self.kept = kept
         self.removed: list[str] = []
-        """What was taken down, by name."""
+        """Names of control planes whose components were shut down."""
         self.shut_out_of: list[str] = []
-        """Who lost access, by uid."""
+        """UIDs of control planes that lost access."""
         self.released: list[str] = []
-        """Whose data may be deleted by others, by name."""
+        """Names of control planes whose data are no longer protected against deletion."""
 
     def address(self, control_plane: ControlPlane) -> str | None:
         return etcd_address(control_plane.cluster_path)
@@ -138,7 +138,7 @@ class Data:
 
 
 class Said(Events):
-    """Keeps what would have been posted."""
+    """Events that are kept in memory instead of posted."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
@@ -154,11 +154,11 @@ def no_home(control_plane: ControlPlane) -> Movable:
 
 
 async def nothing_to_abandon(_: ControlPlane) -> None:
-    """No control plane here is on its way to another home."""
+    """No control plane of these tests migrates."""
 
 
 class Operator:
-    """What one run of the operator knows, which goes with it."""
+    """State of a run of the operator, which is lost with the run."""
 
     def __init__(self, client: Client, data: Data) -> None:
         self.events = events = Said(client)
@@ -176,7 +176,7 @@ class Operator:
         self.keys = TenantKeys(self.context)
         self.data = data
         claims = AddressClaims(self.context.stores, address=data.address)
-        # Nothing runs here, and so no mcm either.
+        # No process runs in these tests, and so no mcm either.
         runtime = ProcessRuntime(Path("/nonexistent"), programs=())
         self.removal = Removal(
             self.context,
@@ -189,15 +189,15 @@ class Operator:
         )
 
     async def look(self, name: str) -> ControlPlane:
-        """Read everything anew; raises NotFound where the control plane is gone."""
+        """Refresh all stores and return the control plane; raise NotFound if it is gone."""
         selectors = {**LABEL_SELECTORS, SECRETS: CONTROL_PLANE_LABEL}
         for store in (*self.context.stores.watched(), self.context.stores.secrets):
-            found = await self.context.client.list(store.resource, label_selector=selectors.get(store.resource))
-            store.replace(found.items, resource_version=found.resource_version)
+            listing = await self.context.client.list(store.resource, label_selector=selectors.get(store.resource))
+            store.replace(listing.items, resource_version=listing.resource_version)
         return ControlPlane.model_validate(await self.context.client.get(CONTROL_PLANES, name))
 
     async def make(self, name: str) -> TenantAuthorities:
-        """Do what is done for a control plane before its API server runs, and after."""
+        """Create the objects that the operator creates before and after the start of the API server."""
         control_plane = await self.look(name)
         await self.namespaces.check(control_plane)
         await self.namespaces.ensure(control_plane, take_over=self.data.take_over, volume=self.data.volume)
@@ -211,48 +211,50 @@ class Operator:
         return authorities
 
     async def remove(self, name: str, *, chosen: ControlPlaneClass | None = None) -> Result | None:
-        """Take it down as far as one look at it gets; `chosen` is its class."""
+        """Reconcile the removal of the control plane once; `chosen` is its class."""
         return await self.removal.remove(await self.look(name), chosen=chosen)
 
     def said(self, reason: str) -> list[str]:
-        """Return the messages of its Events."""
-        return [message for told, message in self.events.said if told == reason]
+        """Return the messages of the Events with this reason."""
+        return [message for event_reason, message in self.events.said if event_reason == reason]
 
 
 @pytest.fixture
 async def client(api_server: Handle, namespaces_go_at_once: Any, unguarded: None) -> AsyncIterator[Mortal]:
-    """A client of the administrator, who does here what the operator does: no policy tells them apart."""
+    """Client of the administrator, who acts as the operator here: no admission policy distinguishes the two."""
     config = ClusterConfig.load(api_server.admin_kubeconfig)
     async with Client(config, field_manager="kplane") as reader:
 
         async def waited_for(namespace: dict[str, Any]) -> bool:
-            """Tell whether the control plane says that it waits for this: as it always does, of one that takes time."""
+            """Return whether the control plane reports that it waits for this namespace, or is already gone."""
             try:
-                found = await reader.get(CONTROL_PLANES, namespace["metadata"]["name"].removeprefix("kplane-cp-"))
+                control_plane = await reader.get(
+                    CONTROL_PLANES, namespace["metadata"]["name"].removeprefix("kplane-cp-")
+                )
             except NotFound:
                 return True
-            conditions = found.get("status", {}).get("conditions", ())
+            conditions = control_plane.get("status", {}).get("conditions", ())
             return any(condition["reason"] in {"RemovingNamespace", "NamespaceDeleted"} for condition in conditions)
 
-        async with namespaces_go_at_once(config, due=waited_for), Mortal(config, field_manager="kplane") as made:
-            yield made
+        async with namespaces_go_at_once(config, due=waited_for), Mortal(config, field_manager="kplane") as mortal:
+            yield mortal
 
 
 async def begin(
     client: Client, name: str, *, policy: str, spec: dict[str, Any] | None = None, **annotations: str
 ) -> str:
-    """Create a control plane, with the finalizer and the status that are written down before anything is made."""
-    named = {f"{_GROUP}/{key}": value for key, value in annotations.items()}
-    metadata = {"name": name, "finalizers": [FINALIZER], "annotations": named}
+    """Create a control plane with the finalizer and the status that precede all other objects."""
+    prefixed = {f"{_GROUP}/{key}": value for key, value in annotations.items()}
+    metadata = {"name": name, "finalizers": [FINALIZER], "annotations": prefixed}
     body = {"metadata": metadata, "spec": {"deletionPolicy": policy, **(spec or {})}}
-    made = await client.create(CONTROL_PLANES, body)
+    control_plane = await client.create(CONTROL_PLANES, body)
     status = {"clusterPath": name, "deletionPolicy": policy}
     await client.patch(CONTROL_PLANES, name, {"status": status}, subresource="status")
-    return str(made["metadata"]["uid"])
+    return str(control_plane["metadata"]["uid"])
 
 
 async def register(client: Client, name: str, *, uid: str, instance: bool = True, **status: Any) -> None:
-    """Make a registration as it is while services run for the control plane with this uid, or may start to."""
+    """Create a registration whose services run for the control plane with this uid, or may start to."""
     spec = {"controlPlaneRef": {"name": name}, "services": ["Controllers"]}
     await client.create(CONTROL_PLANE_REGISTRATIONS, {"metadata": {"name": name}, "spec": spec})
     running = {"instance": {"controlPlaneUID": uid}} if instance else {}
@@ -261,13 +263,13 @@ async def register(client: Client, name: str, *, uid: str, instance: bool = True
 
 
 async def say(client: Client, registration: str, **status: Any) -> None:
-    """Change the status of a registration; None takes a field away."""
+    """Change the status of a registration; None removes a field."""
     await client.patch(CONTROL_PLANE_REGISTRATIONS, registration, {"status": status}, subresource="status")
 
 
 async def authorities(client: Client, name: str) -> dict[str, Any]:
-    found = await client.get(SECRETS, AUTHORITIES, namespace=f"kplane-cp-{name}")
-    return dict(found["data"])
+    secret = await client.get(SECRETS, AUTHORITIES, namespace=f"kplane-cp-{name}")
+    return dict(secret["data"])
 
 
 async def record_of(client: Client, name: str) -> dict[str, Any]:
@@ -294,7 +296,7 @@ async def remove_all(operator: Operator, name: str) -> None:
 
 
 async def dying_at_every_write(client: Mortal, run: Callable[[], Any]) -> int:
-    """Repeat `run` until it does not die; gives how often it did."""
+    """Repeat `run` until it completes; return the number of crashes."""
     deaths: set[tuple[str, str, str]] = set()
     while True:
         client.deaths = deaths

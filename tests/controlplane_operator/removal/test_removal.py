@@ -1,4 +1,4 @@
-"""What is removed with a control plane, what is kept, and what is left alone; nobody else gets what is kept."""
+"""Removed, retained and untouched objects of a control plane. Only an adoption token gives access to retained data."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ pytestmark = pytest.mark.integration
 _GROUP = "controlplane.kplane.dev"
 
 
-async def test_a_refused_control_plane_touches_nothing_even_where_it_was_begun(client: Mortal) -> None:
-    """An operator that did not know of the record yet wrote down what it was about to make."""
+async def test_refused_control_plane_leaves_retained_data_untouched(client: Mortal) -> None:
+    """An operator that had not read the record yet wrote finalizer and status of the new control plane."""
     name, data = "premature", Data()
     uid = await begin(client, name, policy="Retain")
     await Operator(client, data).make(name)
     await client.delete(CONTROL_PLANES, name)
     await Operator(client, data).remove(name)
-    kept, record = await authorities(client, name), await client.get(NAMESPACES, f"kplane-cp-{name}")
+    keys, record = await authorities(client, name), await client.get(NAMESPACES, f"kplane-cp-{name}")
 
     for policy in ("Destroy", "Retain"):
         await begin(client, name, policy=policy)
@@ -37,15 +37,15 @@ async def test_a_refused_control_plane_touches_nothing_even_where_it_was_begun(c
         await Operator(client, data).remove(name)
         assert await gone(client, name)
     assert data.kept
-    assert await authorities(client, name) == kept
+    assert await authorities(client, name) == keys
     assert await client.get(NAMESPACES, f"kplane-cp-{name}") == record
     assert record["metadata"]["annotations"][f"{_GROUP}/retained-uid"] == uid
 
 
-async def test_data_whose_control_plane_went_without_the_operator_are_retained(client: Mortal) -> None:
+async def test_data_are_retained_after_deletion_without_operator(client: Mortal) -> None:
     name, data = "torn", Data()
     uid = await begin(client, name, policy="Destroy")
-    made = await Operator(client, data).make(name)
+    tenant_authorities = await Operator(client, data).make(name)
     await client.delete(CONTROL_PLANES, name)
     await client.patch(CONTROL_PLANES, name, {"metadata": {"finalizers": None}})
     assert await gone(client, name)
@@ -56,7 +56,7 @@ async def test_data_whose_control_plane_went_without_the_operator_are_retained(c
     namespace = await record_of(client, name)
     assert namespace["labels"][f"{_GROUP}/retained"] == "true"
     assert namespace["annotations"][f"{_GROUP}/retained-uid"] == uid
-    # The uid is in too many places to be a secret; nor is any text but the token one.
+    # The uid is in too many places to be a secret, and no text but the token is accepted.
     for wrong in (uid, "", "geheim\u00fc"):
         await client.patch(CONTROL_PLANES, name, {"metadata": {"annotations": {f"{_GROUP}/adopt": wrong}}})
         with pytest.raises(ConditionError, match="does not match") as refused:
@@ -65,14 +65,14 @@ async def test_data_whose_control_plane_went_without_the_operator_are_retained(c
     assert data.shut_out_of == []
     adopt = {"metadata": {"annotations": {f"{_GROUP}/adopt": await token(client, name)}}}
     await client.patch(CONTROL_PLANES, name, adopt)
-    assert await Operator(client, data).make(name) == made
+    assert await Operator(client, data).make(name) == tenant_authorities
     assert data.shut_out_of == [uid]
     await client.delete(CONTROL_PLANES, name)
     await remove_all(Operator(client, data), name)
 
 
-async def test_a_policy_that_changes_during_the_removal_counts(client: Mortal) -> None:
-    """Destroyed is what Retain had only ended: no keys go while their data stay."""
+async def test_policy_change_during_removal_takes_effect(client: Mortal) -> None:
+    """Destroy deletes the data that Retain had only shut down: no keys are deleted while their data stay."""
     name, data = "undecided", Data()
     await begin(client, name, policy="Retain")
     operator = Operator(client, data)
@@ -89,7 +89,7 @@ async def test_a_policy_that_changes_during_the_removal_counts(client: Mortal) -
 
 
 @pytest.mark.parametrize("spec", [{}, {"endpointRef": {"name": "somebody-elses"}}], ids=["managed", "external"])
-async def test_retain_leaves_nothing_where_no_keys_were_made(client: Mortal, spec: dict[str, Any]) -> None:
+async def test_retain_deletes_namespace_if_no_keys_exist(client: Mortal, spec: dict[str, Any]) -> None:
     name = f"keyless-{len(spec)}"
     await begin(client, name, policy="Retain", spec=spec)
     data = Data(kept=False)
@@ -100,8 +100,8 @@ async def test_retain_leaves_nothing_where_no_keys_were_made(client: Mortal, spe
 
 
 @pytest.mark.parametrize("published", [True, False])
-async def test_data_whose_keys_somebody_deleted_are_retained(client: Mortal, *, published: bool) -> None:
-    """Where it was published, or where there are data: what is needed to restore the keys is left with them."""
+async def test_data_without_their_keys_are_retained(client: Mortal, *, published: bool) -> None:
+    """If the control plane was published or has data, the controllers' Secret stays to help restore the keys."""
     name, data = f"unlocked-{published}".lower(), Data(kept=not published)
     uid = await begin(client, name, policy="Retain")
     operator, namespace = Operator(client, data), f"kplane-cp-{name}"
@@ -116,20 +116,20 @@ async def test_data_whose_keys_somebody_deleted_are_retained(client: Mortal, *, 
     record = await record_of(client, name)
     assert record["annotations"][f"{_GROUP}/retained-uid"] == uid
     assert "deletionTimestamp" not in record
-    [left] = (await client.list(SECRETS, namespace=namespace)).items
-    assert left["metadata"]["name"] == controllers_secret_name(name)
-    # Else garbage collection would take it, now that the control plane is gone.
-    assert "ownerReferences" not in left["metadata"]
+    [secret] = (await client.list(SECRETS, namespace=namespace)).items
+    assert secret["metadata"]["name"] == controllers_secret_name(name)
+    # Otherwise garbage collection would delete the Secret, because the control plane is gone.
+    assert "ownerReferences" not in secret["metadata"]
     assert data.kept is not published
     await client.delete(NAMESPACES, namespace)
 
 
 @pytest.mark.parametrize("policy", ["Destroy", "Retain"])
 @pytest.mark.parametrize("stripped", [False, True], ids=["foreign", "label-stripped"])
-async def test_nothing_is_removed_in_a_namespace_that_is_not_ours(
+async def test_removal_leaves_namespace_of_another_owner_untouched(
     client: Mortal, policy: str, *, stripped: bool
 ) -> None:
-    """A refused control plane has a policy in its status already; what runs in the namespace has the names of ours."""
+    """A refused control plane has a policy in its status already, and the namespace may hold objects with our names."""
     name, data = f"stranger-{policy.lower()}-{stripped}".lower(), Data()
     namespace = f"kplane-cp-{name}"
     await begin(client, name, policy=policy)
@@ -155,12 +155,12 @@ async def test_nothing_is_removed_in_a_namespace_that_is_not_ours(
     await client.delete(NAMESPACES, namespace)
 
 
-async def test_data_are_not_left_behind_if_another_namespace_has_replaced_ours(client: Mortal) -> None:
+async def test_removal_waits_if_another_namespace_replaced_its_own(client: Mortal) -> None:
     name, data = "replaced", Data()
     await begin(client, name, policy="Destroy")
     operator, namespace = Operator(client, data), f"kplane-cp-{name}"
     await operator.make(name)
-    ours = (await client.get(NAMESPACES, namespace))["metadata"]["uid"]
+    namespace_uid = (await client.get(NAMESPACES, namespace))["metadata"]["uid"]
 
     async def had(uid: str) -> None:
         await client.patch(CONTROL_PLANES, name, {"status": {"namespaceUID": uid}}, subresource="status")
@@ -171,17 +171,17 @@ async def test_data_are_not_left_behind_if_another_namespace_has_replaced_ours(c
     assert result is not None
     assert result.requeue_after_seconds
     conditions = (await operator.look(name)).status.conditions
-    [said] = {condition.message for condition in conditions}
-    assert f"a user deleted namespace {namespace} and made another one of that name" in said
-    assert "Then delete that namespace, and the removal continues" in said
+    [message] = {condition.message for condition in conditions}
+    assert f"a user deleted namespace {namespace} and made another one of that name" in message
+    assert "Then delete that namespace, and the removal continues" in message
     assert data.removed == []
-    # As good as a namespace that the operator makes anew.
-    await had(ours)
+    # The same holds for a namespace that the operator creates again.
+    await had(namespace_uid)
     await remove_all(operator, name)
     assert not data.kept
 
 
-async def test_what_the_management_cluster_refuses_in_a_removal_is_told_and_tried_again(client: Mortal) -> None:
+async def test_removal_reports_refused_write_and_retries(client: Mortal) -> None:
     name, data = "forbidden", Data()
     await begin(client, name, policy="Destroy")
     operator, namespace = Operator(client, data), f"kplane-cp-{name}"
@@ -191,20 +191,20 @@ async def test_what_the_management_cluster_refuses_in_a_removal_is_told_and_trie
     result = await operator.remove(name)
     assert result is not None
     assert result.requeue_after_seconds
-    found = {condition.type: condition for condition in (await operator.look(name)).status.conditions}
-    assert (found["Ready"].status, found["Ready"].reason) == ("False", "Deleting")
-    assert (found["Deleting"].status, found["Deleting"].reason) == ("True", "RemovingNamespace")
-    said = "the management cluster refused a write: a policy of somebody's says no"
-    assert {condition.message for condition in found.values()} == {said}
+    conditions = {condition.type: condition for condition in (await operator.look(name)).status.conditions}
+    assert (conditions["Ready"].status, conditions["Ready"].reason) == ("False", "Deleting")
+    assert (conditions["Deleting"].status, conditions["Deleting"].reason) == ("True", "RemovingNamespace")
+    message = "the management cluster refused a write: a policy of somebody's says no"
+    assert {condition.message for condition in conditions.values()} == {message}
     client.refused = set()
     await remove_all(operator, name)
     assert operator.said("Deleted") == ["the control plane is gone; its data by policy Destroy"]
 
 
-async def test_the_pod_security_of_a_namespace_is_mended_and_retained(client: Mortal) -> None:
-    """An admission policy may refuse every write to a namespace that does not carry it.
+async def test_pod_security_labels_of_namespace_are_restored(client: Mortal) -> None:
+    """An admission policy may refuse every write to a namespace without these labels.
 
-    The version keeps the rules for pods as they are when the management cluster is upgraded.
+    The version label keeps the rules for pods unchanged over an upgrade of the management cluster.
     """
     assert POD_SECURITY.keys() == {f"pod-security.kubernetes.io/enforce{suffix}" for suffix in ("", "-version")}
     name, data = "lax", Data()
@@ -230,7 +230,7 @@ async def test_the_pod_security_of_a_namespace_is_mended_and_retained(client: Mo
     await remove_all(Operator(client, data), name)
 
 
-async def test_what_was_never_begun_is_told_to_be_untouched(client: Mortal) -> None:
+async def test_deleted_event_reports_untouched_if_nothing_was_created(client: Mortal) -> None:
     name, data = "unbegun", Data()
     body = {"metadata": {"name": name, "finalizers": [FINALIZER]}, "spec": {"deletionPolicy": "Destroy"}}
     await client.create(CONTROL_PLANES, body)

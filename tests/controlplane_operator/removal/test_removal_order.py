@@ -1,4 +1,4 @@
-"""In which order a control plane is taken down: whoever works on it ends first, or had its time to."""
+"""Order of a removal: registrations and instances end first, or their time to end runs out."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ pytestmark = pytest.mark.integration
 
 
 async def deleting(operator: Operator, name: str) -> Condition:
-    """Read the condition that says where the removal is."""
-    found = find_condition((await operator.look(name)).status.conditions, "Deleting")
-    assert found is not None
-    assert found.status == "True"
-    return found
+    """Return condition Deleting, whose reason is the current step of the removal."""
+    condition = find_condition((await operator.look(name)).status.conditions, "Deleting")
+    assert condition is not None
+    assert condition.status == "True"
+    return condition
 
 
 async def made(client: Mortal, name: str, data: Data) -> tuple[Operator, str]:
-    """Give the operator of a control plane that is asked to go with its data, and the control plane's uid."""
+    """Create and delete a control plane with policy Destroy; return its operator and its uid."""
     uid = await begin(client, name, policy="Destroy")
     operator = Operator(client, data)
     await operator.make(name)
@@ -33,35 +33,35 @@ async def made(client: Mortal, name: str, data: Data) -> tuple[Operator, str]:
 
 
 async def long_ago(client: Mortal, name: str) -> None:
-    """Let the removal have begun a minute ago."""
-    found = await client.get(CONTROL_PLANES, name)
-    conditions = found["status"]["conditions"]
-    then = (datetime.now(UTC) - timedelta(minutes=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    """Set the start of the removal to a minute ago."""
+    control_plane = await client.get(CONTROL_PLANES, name)
+    conditions = control_plane["status"]["conditions"]
+    timestamp = (datetime.now(UTC) - timedelta(minutes=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
     for condition in conditions:
-        condition["lastTransitionTime"] = then
+        condition["lastTransitionTime"] = timestamp
     await client.patch(CONTROL_PLANES, name, {"status": {"conditions": conditions}}, subresource="status")
 
 
-async def test_registrations_and_instances_go_before_anything_is_touched(client: Mortal) -> None:
+async def test_removal_waits_for_registrations_and_instances_first(client: Mortal) -> None:
     name, data = "ordered", Data()
     operator, uid = await made(client, name, data)
     await register(client, name, uid=uid)
 
     await operator.remove(name)
-    found = await deleting(operator, name)
-    assert found.reason == "RegistrationsPending"
-    assert found.message == f"waiting until registrations are no longer ready: {name}; for 30 s at most"
-    began = found.last_transition_time
+    condition = await deleting(operator, name)
+    assert condition.reason == "RegistrationsPending"
+    assert condition.message == f"waiting until registrations are no longer ready: {name}; for 30 s at most"
+    began = condition.last_transition_time
 
     await say(client, name, ready=False, controlPlaneUID=None)
     await operator.remove(name)
-    found = await deleting(operator, name)
-    assert found.reason == "InstancesEnding"
-    assert name in found.message
-    assert found.last_transition_time == began
+    condition = await deleting(operator, name)
+    assert condition.reason == "InstancesEnding"
+    assert name in condition.message
+    assert condition.last_transition_time == began
     ready = find_condition((await operator.look(name)).status.conditions, "Ready")
     assert ready is not None
-    assert (ready.status, ready.reason, ready.message) == ("False", "Deleting", found.message)
+    assert (ready.status, ready.reason, ready.message) == ("False", "Deleting", condition.message)
     assert data.removed == []
     assert data.kept
 
@@ -82,8 +82,8 @@ async def test_registrations_and_instances_go_before_anything_is_touched(client:
     await client.delete(CONTROL_PLANE_REGISTRATIONS, name)
 
 
-async def test_what_never_confirms_its_end_is_waited_for_30_seconds_and_named(client: Mortal) -> None:
-    """mcm died. The time counts from the first look, over a restart of the operator, and not from the request."""
+async def test_removal_continues_after_30_s_without_confirmed_end(client: Mortal) -> None:
+    """mcm crashed. The time counts from the first reconcile, not the request, and spans a restart of the operator."""
     name, data = "unconfirmed", Data()
     operator, uid = await made(client, name, data)
     await register(client, name, uid=uid, ready=False)
@@ -95,14 +95,14 @@ async def test_what_never_confirms_its_end_is_waited_for_30_seconds_and_named(cl
     restarted = Operator(client, data)
     await restarted.remove(name)
     assert not data.kept
-    said = f"gone on after 30 s without a confirmation that instances have ended, of registrations {name}"
-    assert said in (await deleting(restarted, name)).message
+    message = f"gone on after 30 s without a confirmation that instances have ended, of registrations {name}"
+    assert message in (await deleting(restarted, name)).message
     await remove_all(restarted, name)
-    assert restarted.said("EndNotConfirmed") == [said]
+    assert restarted.said("EndNotConfirmed") == [message]
     await client.delete(CONTROL_PLANE_REGISTRATIONS, name)
 
 
-async def test_a_registration_that_was_moved_away_is_waited_for_until_its_instance_ends_here(client: Mortal) -> None:
+async def test_removal_waits_for_instance_of_moved_registration(client: Mortal) -> None:
     name, data = "left", Data()
     operator, uid = await made(client, name, data)
     await register(client, name, uid=uid)
@@ -125,7 +125,9 @@ async def test_a_registration_that_was_moved_away_is_waited_for_until_its_instan
     ],
     ids=["mcm-never-there", "of-another", "ready-for-another"],
 )
-async def test_nobody_else_is_waited_for(client: Mortal, status: dict[str, Any], request: Any) -> None:
+async def test_removal_ignores_registrations_without_own_instance(
+    client: Mortal, status: dict[str, Any], request: Any
+) -> None:
     name, data = f"alone-{request.node.callspec.id}", Data()
     operator, uid = await made(client, name, data)
     await register(client, name, uid=uid)
@@ -142,7 +144,7 @@ _REGISTERING = ControlPlaneClass.model_validate(
 
 
 async def published(client: Mortal, name: str, data: Data) -> tuple[Operator, str]:
-    """The same as `made`, of one whose class makes its registration."""
+    """Same as `made`, for a published control plane, whose class creates its registration."""
     operator, uid = await made(client, name, data)
     status = {"endpoint": "https://127.0.0.1:1"}
     await client.patch(CONTROL_PLANES, name, {"status": status}, subresource="status")
@@ -150,10 +152,8 @@ async def published(client: Mortal, name: str, data: Data) -> tuple[Operator, st
 
 
 @pytest.mark.parametrize("seen", [True, False], ids=["while-we-looked", "while-we-were-away"])
-async def test_the_instance_of_a_default_registration_that_goes_first_has_its_time_to_end(
-    client: Mortal, seen: bool
-) -> None:
-    """As garbage collection does it for `--cascade=foreground`; nothing can confirm the end of the instance then."""
+async def test_instance_of_deleted_default_registration_has_30_s_to_end(client: Mortal, seen: bool) -> None:
+    """As with `--cascade=foreground`: garbage collection deletes the registration, and the end stays unconfirmed."""
     name, data = f"collected-{seen}".lower(), Data()
     operator, uid = await published(client, name, data)
     await register(client, name, uid=uid)
@@ -161,10 +161,10 @@ async def test_the_instance_of_a_default_registration_that_goes_first_has_its_ti
         await operator.look(name)
     await client.delete(CONTROL_PLANE_REGISTRATIONS, name)
     await operator.remove(name, chosen=_REGISTERING)
-    found = await deleting(operator, name)
-    assert found.reason == "InstancesEnding"
-    what = f"the instance has ended of registration {name}, which is gone already"
-    assert found.message == f"waiting until {what}; for 30 s at most"
+    condition = await deleting(operator, name)
+    assert condition.reason == "InstancesEnding"
+    subject = f"the instance has ended of registration {name}, which is gone already"
+    assert condition.message == f"waiting until {subject}; for 30 s at most"
     assert data.removed == []
 
     await long_ago(client, name)
@@ -172,10 +172,10 @@ async def test_the_instance_of_a_default_registration_that_goes_first_has_its_ti
     while not await gone(client, name):
         await restarted.remove(name, chosen=_REGISTERING)
     assert not data.kept
-    assert restarted.said("EndNotConfirmed") == [f"gone on after 30 s without a confirmation that {what}"]
+    assert restarted.said("EndNotConfirmed") == [f"gone on after 30 s without a confirmation that {subject}"]
 
 
-async def test_a_default_registration_that_had_no_instance_when_it_went_is_not_waited_for(client: Mortal) -> None:
+async def test_removal_ignores_default_registration_without_instance(client: Mortal) -> None:
     name, data = "collected-idle", Data()
     operator, uid = await published(client, name, data)
     await register(client, name, uid=uid)
@@ -190,7 +190,7 @@ async def test_a_default_registration_that_had_no_instance_when_it_went_is_not_w
     assert operator.said("EndNotConfirmed") == []
 
 
-async def test_where_the_class_makes_no_registration_none_is_missed(client: Mortal) -> None:
+async def test_removal_expects_no_registration_if_class_creates_none(client: Mortal) -> None:
     name, data = "collected-never", Data()
     operator, _ = await published(client, name, data)
     await operator.remove(name, chosen=ControlPlaneClass.model_validate({"metadata": {"name": "a"}, "spec": {}}))
@@ -198,8 +198,8 @@ async def test_where_the_class_makes_no_registration_none_is_missed(client: Mort
     await remove_all(operator, name)
 
 
-async def test_data_that_come_back_are_deleted_again(client: Mortal) -> None:
-    """Somebody who was still let in wrote while the data were deleted."""
+async def test_rewritten_data_are_deleted_again(client: Mortal) -> None:
+    """A client that still had access wrote during the deletion of the data."""
 
     class Reviving(Data):
         writes = 2
@@ -212,23 +212,23 @@ async def test_data_that_come_back_are_deleted_again(client: Mortal) -> None:
     name, data = "revived", Reviving()
     operator, _ = await made(client, name, data)
     await operator.remove(name)
-    found = await deleting(operator, name)
-    assert found.reason == "VerifyingEmpty"
-    assert "deleted once more" in found.message
+    condition = await deleting(operator, name)
+    assert condition.reason == "VerifyingEmpty"
+    assert "deleted once more" in condition.message
     await operator.remove(name)
     assert data.removed == [name, name]
     assert not data.kept
     await remove_all(operator, name)
 
 
-async def test_an_operator_that_dies_at_any_write_never_overtakes_an_instance(client: Mortal) -> None:
+async def test_crashing_operator_still_waits_for_instances_to_end(client: Mortal) -> None:
     name, data = "patient", Data()
     _, uid = await made(client, name, data)
     await register(client, name, uid=uid)
     ends = [{"ready": False, "controlPlaneUID": None}, {"instance": None}]
 
     async def remove() -> None:
-        # Each look is that of an operator that knows nothing.
+        # Each reconcile runs in a new operator without memory.
         while ends:
             await Operator(client, data).remove(name)
             assert data.removed == []
@@ -238,7 +238,7 @@ async def test_an_operator_that_dies_at_any_write_never_overtakes_an_instance(cl
         while not await gone(client, name):
             await Operator(client, data).remove(name)
 
-    # Six steps, the protection of the keys, a namespace, a finalizer.
+    # Two crashes for each write: six steps, the protection of the keys, a namespace, a finalizer.
     assert await dying_at_every_write(client, remove) == 18
     assert not data.kept
     await client.delete(CONTROL_PLANE_REGISTRATIONS, name)

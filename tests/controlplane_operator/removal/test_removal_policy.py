@@ -1,4 +1,4 @@
-"""By which policy a removal goes on, once it has begun, and where it cannot know what was wanted."""
+"""The deletion policy of a removal: fixed once the removal has begun, and Retain if a class edit makes it unclear."""
 
 from __future__ import annotations
 
@@ -19,30 +19,28 @@ def class_of(policy: str) -> ControlPlaneClass:
 
 
 async def begun(client: Mortal, name: str, *, policy: str) -> None:
-    """Make a control plane that has its policy from its class."""
+    """Create a control plane whose class sets its deletion policy."""
     await begin(client, name, policy=policy)
     await client.patch(CONTROL_PLANES, name, {"spec": {"deletionPolicy": None, "classRef": {"name": "c"}}})
 
 
 @pytest.mark.parametrize("in_force", ["Retain", "Destroy"])
-async def test_a_class_that_was_edited_while_the_operator_was_away_destroys_nothing(
-    client: Mortal, in_force: str
-) -> None:
+async def test_class_edit_during_operator_downtime_retains_data(client: Mortal, in_force: str) -> None:
     name, data = f"unclear-{in_force.lower()}", Data()
     await begun(client, name, policy=in_force)
-    operator, edited = Operator(client, data), class_of("Destroy" if in_force == "Retain" else "Retain")
+    operator, edited_class = Operator(client, data), class_of("Destroy" if in_force == "Retain" else "Retain")
     await operator.make(name)
     await client.delete(CONTROL_PLANES, name)
     while not await gone(client, name):
-        await operator.removal.remove(await operator.look(name), chosen=edited)
+        await operator.removal.remove(await operator.look(name), chosen=edited_class)
     assert data.kept
-    [told] = operator.said("PolicyUnclear")
-    assert in_force in told
+    [message] = operator.said("PolicyUnclear")
+    assert in_force in message
     await client.delete(NAMESPACES, f"kplane-cp-{name}")
 
 
-async def test_a_class_that_was_edited_a_moment_ago_destroys_nothing(client: Mortal) -> None:
-    """Its watch has not told that yet."""
+async def test_class_edit_before_its_watch_event_retains_data(client: Mortal) -> None:
+    """The watch event of the edit has not arrived yet."""
     name, data = "edited-now", Data()
     await begin(client, name, policy="Destroy")
     await client.patch(CONTROL_PLANES, name, {"spec": {"deletionPolicy": None, "classRef": {"name": name}}})
@@ -60,8 +58,8 @@ async def test_a_class_that_was_edited_a_moment_ago_destroys_nothing(client: Mor
 
 
 @pytest.mark.parametrize("becomes", ["Retain", None])
-async def test_destroy_holds_once_it_has_begun(client: Mortal, becomes: str | None) -> None:
-    """The operator dies after it has written down what it is about to do, and the class is another one then."""
+async def test_begun_destroy_continues_after_class_changes(client: Mortal, becomes: str | None) -> None:
+    """The operator crashes after it has recorded the policy, and the class changes or disappears then."""
     name, data = f"begun-{becomes}".lower(), Data()
     await begun(client, name, policy="Destroy")
     operator = Operator(client, data)
@@ -71,25 +69,27 @@ async def test_destroy_holds_once_it_has_begun(client: Mortal, becomes: str | No
     await operator.removal.remove(await operator.look(name), chosen=class_of("Destroy"))
     assert (await operator.look(name)).status.phase == "Terminating"
     client.refused = set()
-    another = Operator(client, data)
-    await another.removal.remove(await another.look(name), chosen=class_of(becomes) if becomes is not None else None)
+    successor = Operator(client, data)
+    await successor.removal.remove(
+        await successor.look(name), chosen=class_of(becomes) if becomes is not None else None
+    )
     assert not data.kept
-    assert another.said("PolicyUnclear") == []
-    await remove_all(another, name)
+    assert successor.said("PolicyUnclear") == []
+    await remove_all(successor, name)
 
 
-async def test_no_other_policy_comes_into_force_once_the_deletion_was_asked_for(client: Mortal) -> None:
-    """The edit of the class is seen before the deletion, which came first."""
+async def test_policy_is_fixed_once_deletion_was_requested(client: Mortal) -> None:
+    """The operator sees the edit of the class before the deletion, which came first."""
     name, data = "asked-first", Data()
     await begun(client, name, policy="Retain")
     operator = Operator(client, data)
     await operator.make(name)
-    seen = await operator.look(name)
+    control_plane = await operator.look(name)
     await client.delete(CONTROL_PLANES, name)
-    status = seen.status.model_copy(update={"deletion_policy": DeletionPolicy.DESTROY})
+    status = control_plane.status.model_copy(update={"deletion_policy": DeletionPolicy.DESTROY})
     with pytest.raises(Conflict):
         await operator.context.status.write(
-            operator.context.stores.control_planes, seen, status=status, only_as_seen=True
+            operator.context.stores.control_planes, control_plane, status=status, only_as_seen=True
         )
     assert (await operator.look(name)).status.deletion_policy == "Retain"
     await operator.remove(name)
@@ -98,7 +98,7 @@ async def test_no_other_policy_comes_into_force_once_the_deletion_was_asked_for(
     await client.delete(NAMESPACES, f"kplane-cp-{name}")
 
 
-async def test_the_policy_is_written_down_before_anything_is_removed(client: Mortal) -> None:
+async def test_no_data_are_removed_before_the_first_write(client: Mortal) -> None:
     name, data = "written-first", Data()
     await begun(client, name, policy="Destroy")
     operator = Operator(client, data)

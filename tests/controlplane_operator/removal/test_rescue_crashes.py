@@ -1,4 +1,4 @@
-"""Somebody deletes a namespace, and the operator dies at each of its writes: the keys are never lost."""
+"""A user deletes a namespace, and the operator crashes at each of its writes: the keys are never lost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.integration
 
 
 class Keyed(Data):
-    """Has its keys, and an API server that never gets ready."""
+    """Data with keys, and with an API server that never gets ready."""
 
     def __init__(self, operator_of: Any) -> None:
         super().__init__(kept=False)
@@ -59,7 +59,7 @@ class Keyed(Data):
 
 
 class Run:
-    """One run of the operator after the other."""
+    """Consecutive runs of the operator for a control plane."""
 
     def __init__(self, client: Mortal, name: str) -> None:
         self.client = client
@@ -68,12 +68,12 @@ class Run:
         self.operator = Operator(client, self.data)
 
     async def reconcile(self) -> None:
-        """Look at the control plane once, in an operator that has just begun."""
+        """Reconcile the control plane once, with an operator that has just started."""
         self.operator = Operator(self.client, self.data)
         context = self.operator.context
         data_stores: Any = SimpleNamespace(of=lambda _: self.data, check=lambda _: None, let_go=lambda _: None)
         provisioners: Any = Provisioners(data_stores=data_stores, dedicated=self.data, adopted=self.data)  # type: ignore[arg-type]
-        planner: Any = None  # of no control plane that stays where it is
+        planner: Any = None  # unused: the control plane does not migrate
         claims = AddressClaims(context.stores, address=self.data.address)
         reconciler = ControlPlaneReconciler(
             context,
@@ -100,20 +100,20 @@ class Run:
 
 async def secret(client: Mortal, name: str, *, namespace: str) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = await client.get(SECRETS, name, namespace=namespace)
+        obj: dict[str, Any] = await client.get(SECRETS, name, namespace=namespace)
     except NotFound:
         return None
-    return found
+    return obj
 
 
-async def test_keys_survive_the_operators_death_at_every_write(client: Mortal) -> None:
+async def test_keys_survive_an_operator_crash_at_every_write(client: Mortal) -> None:
     name, namespace = "rescued", "kplane-cp-rescued"
     uid = await begin(client, name, policy="Destroy")
     run = Run(client, name)
     await run.reconcile()
-    kept = await authorities(client, name)
-    former = (await run.look()).status.namespace_uid
-    assert former == (await client.get(NAMESPACES, namespace))["metadata"]["uid"]
+    keys = await authorities(client, name)
+    former_uid = (await run.look()).status.namespace_uid
+    assert former_uid == (await client.get(NAMESPACES, namespace))["metadata"]["uid"]
     await client.patch(CONTROL_PLANES, name, {"status": {"endpoint": "https://127.0.0.1:9"}}, subresource="status")
     await client.delete(NAMESPACES, namespace)
 
@@ -122,40 +122,41 @@ async def test_keys_survive_the_operators_death_at_every_write(client: Mortal) -
             while True:
                 await run.reconcile()
                 status = (await run.look()).status
-                back = await secret(client, AUTHORITIES, namespace=namespace)
+                restored = await secret(client, AUTHORITIES, namespace=namespace)
                 saved = await secret(client, saved_keys_name(uid), namespace="kplane-system")
-                if status.namespace_uid != former and back is not None and saved is None:
+                if status.namespace_uid != former_uid and restored is not None and saved is None:
                     return
                 await asyncio.sleep(0.05)
         finally:
             client.deaths = None
             places = ((AUTHORITIES, namespace), (saved_keys_name(uid), "kplane-system"))
-            held = [await secret(client, each, namespace=where) for each, where in places]
-            assert any(each is not None and each.get("data") == kept for each in held)
+            secrets = [await secret(client, item, namespace=location) for item, location in places]
+            assert any(item is not None and item.get("data") == keys for item in secrets)
 
-    # The saved keys, the protection of the keys, a namespace, a status, the keys, what was saved.
+    # Two crashes for each write: the saved keys, the protection of the keys, a namespace, a status, the keys,
+    # and the deletion of the saved keys.
     assert await dying_at_every_write(client, repair) == 12
-    assert await authorities(client, name) == kept
+    assert await authorities(client, name) == keys
     status = (await run.look()).status
     assert status.namespace_uid == (await client.get(NAMESPACES, namespace))["metadata"]["uid"]
     await client.delete(CONTROL_PLANES, name)
     await remove_all(Operator(client, run.data), name)
 
 
-async def test_keys_wait_for_data_that_would_go_with_the_namespace(client: Mortal) -> None:
+async def test_keys_stay_in_deleted_namespace_while_a_volume_holds_data(client: Mortal) -> None:
     name, namespace = "weighty", "kplane-cp-weighty"
     uid = await begin(client, name, policy="Destroy")
     run = Run(client, name)
     await run.reconcile()
-    kept = await authorities(client, name)
+    keys = await authorities(client, name)
     run.data.held = "PersistentVolumeClaim kplane-cp-weighty/data-etcd-0"
     await client.delete(NAMESPACES, namespace)
     await run.reconcile()
-    [ready] = [each for each in (await run.look()).status.conditions if each.type == "Ready"]
+    [ready] = [condition for condition in (await run.look()).status.conditions if condition.type == "Ready"]
     assert (ready.status, ready.reason) == ("False", "NamespaceDeleted")
     assert "PersistentVolumeClaim kplane-cp-weighty/data-etcd-0 holds the data" in ready.message
     assert "remove finalizer controlplane.kplane.dev/protected from the claim" in ready.message
-    assert await authorities(client, name) == kept
+    assert await authorities(client, name) == keys
     run.data.held = None
     await client.delete(CONTROL_PLANES, name)
     await remove_all(Operator(client, run.data), name)

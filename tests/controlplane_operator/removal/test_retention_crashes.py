@@ -1,4 +1,4 @@
-"""An operator that dies between any two writes loses no keys, and the next one goes on from there.
+"""An operator that crashes between any two writes loses no keys, and the next operator continues from there.
 
 The management cluster is real, with its garbage collector.
 """
@@ -33,11 +33,11 @@ _GROUP = "controlplane.kplane.dev"
 
 
 @pytest.mark.parametrize("propagation", ["Background", "Foreground", "Orphan"])
-async def test_retain_and_adoption_survive_death_at_every_write(client: Mortal, propagation: str) -> None:
+async def test_retain_and_adoption_survive_a_crash_at_every_write(client: Mortal, propagation: str) -> None:
     name, data = f"mortal-{propagation.lower()}", Data()
     uid = await begin(client, name, policy="Retain")
-    made = await Operator(client, data).make(name)
-    kept = await authorities(client, name)
+    tenant_authorities = await Operator(client, data).make(name)
+    keys = await authorities(client, name)
     await client.delete(CONTROL_PLANES, name, propagation=propagation)
 
     tokens = set[str | None]()
@@ -47,38 +47,38 @@ async def test_retain_and_adoption_survive_death_at_every_write(client: Mortal, 
             with contextlib.suppress(NotFound):
                 await Operator(client, data).remove(name)
         finally:
-            # Whatever was written so far, and whenever garbage is collected: the keys are there, and whose they are.
+            # After any write, and at any time of garbage collection, the keys and the record of their owner exist.
             client.deaths = None
-            assert await authorities(client, name) == kept
+            assert await authorities(client, name) == keys
             namespace = await record_of(client, name)
             assert "ownerReferences" not in namespace
             tokens.add(namespace["annotations"].get(f"{_GROUP}/adoption-token"))
             if await gone(client, name):
                 assert namespace["annotations"][f"{_GROUP}/retained-uid"] == uid
 
-    # Three steps, a record, three Secrets, the protection of the keys, a finalizer.
+    # Two crashes for each write: three steps, a record, three Secrets, the protection of the keys, a finalizer.
     assert await dying_at_every_write(client, remove) == 18
     assert data.kept
-    left = (await client.list(SECRETS, namespace=f"kplane-cp-{name}")).items
-    assert [item["metadata"]["name"] for item in left] == [AUTHORITIES]
+    secrets = (await client.list(SECRETS, namespace=f"kplane-cp-{name}")).items
+    assert [item["metadata"]["name"] for item in secrets] == [AUTHORITIES]
     assert tokens == {None, await token(client, name)}
 
     heir = await begin(client, name, policy="Destroy", adopt=await token(client, name))
 
     async def adopt() -> None:
-        assert await Operator(client, data).make(name) == made
-        # Before anything says whose the data are now: an API server that was left behind loses its access for sure.
+        assert await Operator(client, data).make(name) == tenant_authorities
+        # An API server that was left behind loses its access before any record names the new owner of the data.
         assert set(data.shut_out_of) == {uid}
 
-    # A record, the authorities, two Secrets.
+    # Two crashes for each write: a record, the authorities, two Secrets.
     assert await dying_at_every_write(client, adopt) == 8
-    assert await authorities(client, name) == kept
+    assert await authorities(client, name) == keys
     secret = await client.get(SECRETS, AUTHORITIES, namespace=f"kplane-cp-{name}")
     assert secret["metadata"]["annotations"][f"{_GROUP}/uid"] == heir
 
     assert f"{_GROUP}/adoption-token" not in (await record_of(client, name))["annotations"]
 
     await client.delete(CONTROL_PLANES, name)
-    # Five steps, the protection of the keys, a namespace, a finalizer.
+    # Two crashes for each write: five steps, the protection of the keys, a namespace, a finalizer.
     assert await dying_at_every_write(client, lambda: remove_all(Operator(client, data), name)) == 16
     assert not data.kept

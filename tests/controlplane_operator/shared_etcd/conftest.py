@@ -28,16 +28,16 @@ class Site:
     """A namespace of the management cluster, and a clock that tests move."""
 
     client: Client
-    """As administrator."""
+    """Client of the administrator."""
     operator: Client
-    """As the operator, with no other rights than that one has."""
+    """Client with the rights of the operator."""
     namespace: str
     directory: Path
     later: timedelta = timedelta()
     etcds: list[SharedEtcd] = field(default_factory=list)
 
     def keeper(self, *, endpoint: str = "https://localhost:1", client: Client | None = None) -> CredentialsKeeper:
-        """Start anew, as an operator does that remembers nothing."""
+        """Return a keeper without memory, as after a start of the operator."""
         self.etcd = SharedEtcd(endpoint)
         self.etcds.append(self.etcd)
         return CredentialsKeeper(
@@ -84,13 +84,13 @@ async def site(api_server: Handle, tmp_path: Path, eventually: Callable[..., Any
 
 @pytest.fixture
 def shared_etcd(own_etcd: Any) -> Any:
-    """An etcd of each test: these tests turn its access control off, and change what users may do."""
+    """Separate etcd for each test: these tests disable its access control and change permissions of users."""
     return own_etcd
 
 
 @pytest.fixture
 def unreachable() -> Callable[[], Client]:
-    """Make a client of an API server that is away."""
+    """Return a factory of clients whose API server is unreachable."""
     return lambda: Client(
         ClusterConfig(server="https://127.0.0.1:1", token="none"), timeout_seconds=1.0, field_manager="kplane"
     )

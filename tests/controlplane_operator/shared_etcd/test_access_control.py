@@ -1,4 +1,4 @@
-"""Access control of the shared etcd is looked at again and again, and repaired."""
+"""The operator checks access control of the shared etcd periodically, and repairs it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def grant(control: AccessControl, user: str) -> None:
 
 @pytest.fixture
 async def control(shared_etcd: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AccessControl]:
-    """As the operator runs it, but by the tenth of a second; tenants `a` and `b` are granted their prefixes."""
+    """AccessControl of an operator with checks every 0.1 s, after grants to tenants `a` and `b`."""
     monkeypatch.setattr(access_control, "_PERIOD_SECONDS", 0.1)
     etcd = SharedEtcd(shared_etcd.url)
     etcd.use(shared_etcd.keyspace.credentials, authority=shared_etcd.authority)
@@ -71,10 +71,10 @@ async def _spoil(root: Client, how: str) -> None:
             await access.grant_role("a", "root")
 
 
-async def test_a_user_that_was_let_go_is_left_as_it_is_until_it_is_granted_again(
+async def test_forgotten_user_is_not_repaired_until_granted_again(
     shared_etcd: Any, control: AccessControl, eventually: Any
 ) -> None:
-    """That of a paused control plane, whose rights somebody may have taken on purpose."""
+    """The user's control plane is paused, and an administrator may have revoked permissions on purpose."""
     async with shared_etcd.client("root") as root:
         control.forget("a")
         await root.access.revoke_permission("a", OWN)
@@ -102,7 +102,7 @@ async def test_a_user_that_was_let_go_is_left_as_it_is_until_it_is_granted_again
         "the user has root's role",
     ],
 )
-async def test_what_somebody_changed_is_repaired_while_the_operator_runs(
+async def test_changed_permissions_are_repaired_by_running_operator(
     shared_etcd: Any, control: AccessControl, eventually: Any, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     async with shared_etcd.client("root") as root, shared_etcd.client("a") as tenant:
@@ -122,12 +122,12 @@ async def test_what_somebody_changed_is_repaired_while_the_operator_runs(
 
     async def told() -> bool:
         warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-        return any("turned it on" in each or "user a of the shared etcd had other rights" in each for each in warnings)
+        return any("turned it on" in text or "user a of the shared etcd had other rights" in text for text in warnings)
 
     await eventually(told)
 
 
-async def test_a_user_that_only_reads_stays_so_until_it_is_granted_more(
+async def test_read_only_user_stays_read_only_until_next_grant(
     shared_etcd: Any, control: AccessControl, eventually: Any
 ) -> None:
     own, owner = {"prefix": "/clusters/a/"}, Owner("uid-of-a", "a")
@@ -138,7 +138,7 @@ async def test_a_user_that_only_reads_stays_so_until_it_is_granted_more(
             with pytest.raises(PermissionDenied):
                 await tenant.put(b"/clusters/a/key", b"late")
             assert await tenant.count("/clusters/a/") == 1
-            # As another operator would that has not heard of it.
+            # Another operator that has not learned of the read-only grant would do this.
             await control._etcd.keyspace.grant("a", **own)
         await eventually(
             lambda: root.access.permissions_of("a"),
@@ -151,7 +151,7 @@ async def test_a_user_that_only_reads_stays_so_until_it_is_granted_more(
         assert await root.access.permissions_of("a") == {OWN}
 
 
-async def test_nothing_is_written_while_all_is_well_and_few_calls_are_made(
+async def test_valid_permissions_cause_few_calls_and_no_writes(
     shared_etcd: Any, control: AccessControl, monkeypatch: pytest.MonkeyPatch, eventually: Any
 ) -> None:
     keyspace = control._etcd.keyspace
@@ -169,17 +169,17 @@ async def test_nothing_is_written_while_all_is_well_and_few_calls_are_made(
     granted.clear()
     for _ in range(access_control._FULL_EVERY):
         await control.check()
-    # etcd says that nothing changed. Users are looked at once all the same, or twice: `run` checks beside this test.
-    # The look may be one of `run`, which has begun and has not asked yet.
+    # etcd reports no change. Users are still checked once, or twice because `run` checks beside this test.
+    # A check of `run` may have begun without a call so far.
     await eventually(lambda: set(granted), lambda found: found == {"a", "b"})
     assert len(granted) <= 4
     assert await keyspace.access_revision() == before
 
 
-async def test_a_user_that_was_revoked_is_not_granted_again(shared_etcd: Any, control: AccessControl) -> None:
+async def test_revoked_user_is_not_granted_again_by_a_check(shared_etcd: Any, control: AccessControl) -> None:
     async with shared_etcd.client("root") as root:
         for _ in range(20):
-            # Another change, so that each check looks at all users while one of them is revoked.
+            # Because of this change each check visits all users, while user `a` is revoked.
             await root.access.add_role("other")
             await asyncio.gather(control.check(), control.revoke("a"), control.check())
             assert await root.access.roles_of("a") is None
@@ -190,7 +190,7 @@ async def test_a_user_that_was_revoked_is_not_granted_again(shared_etcd: Any, co
             await grant(control, "a")
 
 
-async def test_what_cannot_be_repaired_is_told_until_it_can_be(
+async def test_failed_check_is_reported_until_it_succeeds(
     shared_etcd: Any, control: AccessControl, eventually: Any
 ) -> None:
     etcd = control._etcd
@@ -201,26 +201,26 @@ async def test_what_cannot_be_repaired_is_told_until_it_can_be(
     async def problem() -> str | None:
         return control.problem
 
-    told = await eventually(problem)
-    assert told.startswith("failed to check the access control of the shared etcd: failed to call AuthStatus of etcd")
+    message = await eventually(problem)
+    assert message.startswith(
+        "failed to check the access control of the shared etcd: failed to call AuthStatus of etcd"
+    )
     with pytest.raises(KeyspaceError):
         await control.check()
     etcd.use(shared_etcd.keyspace.credentials, authority=shared_etcd.authority)
     await eventually(problem, lambda found: found is None)
 
 
-async def test_before_a_control_plane_is_there_nothing_is_asked() -> None:
-    # It has no credentials yet: a call would raise KeyspaceError.
+async def test_check_without_granted_users_makes_no_call() -> None:
+    # The SharedEtcd has no credentials yet: a call would raise KeyspaceError.
     await AccessControl(SharedEtcd("https://127.0.0.1:1")).check()
 
 
 NAMESAKE = Owner("uid-of-a-namesake", "a")
 
 
-async def test_a_prefix_that_went_to_another_owner_is_taken_from_its_former_user(
-    shared_etcd: Any, control: AccessControl
-) -> None:
-    """As after a restore of the etcd to a time before the control plane was made."""
+async def test_user_is_revoked_after_its_prefix_changes_owner(shared_etcd: Any, control: AccessControl) -> None:
+    """As after a restore of etcd to a time before the creation of the control plane."""
     async with shared_etcd.client("root") as root:
         former = Owner("uid-of-a", "a")
         await control._etcd.keyspace.take_over("/clusters/a/", former=former, owner=NAMESAKE)
@@ -234,10 +234,8 @@ async def test_a_prefix_that_went_to_another_owner_is_taken_from_its_former_user
         assert await root.access.roles_of("a") is None
 
 
-async def test_a_user_of_a_prefix_without_owner_is_left_as_it_is_until_the_prefix_is_claimed(
-    shared_etcd: Any, control: AccessControl
-) -> None:
-    """As after a restore of a snapshot that a version without owner keys left."""
+async def test_user_of_unowned_prefix_is_unchanged_until_claim(shared_etcd: Any, control: AccessControl) -> None:
+    """As after a restore of a snapshot from a version without owner keys."""
     async with shared_etcd.client("root") as root:
         await root.apply([Delete(owner_key("/clusters/a/"))])
         await root.access.add_role("other")
@@ -248,10 +246,10 @@ async def test_a_user_of_a_prefix_without_owner_is_left_as_it_is_until_the_prefi
         assert control.is_granted("a")
 
 
-async def test_rights_that_came_too_late_are_taken_back(
+async def test_late_grant_of_a_taken_over_prefix_is_revoked(
     shared_etcd: Any, control: AccessControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An operator that was frozen in the middle of a grant wakes up when the prefix is a namesake's."""
+    """An operator that was frozen during a grant resumes after a namesake has taken over the prefix."""
     keyspace, owner = control._etcd.keyspace, Owner("uid-of-c", "c")
     await keyspace.claim("/clusters/c/", owner=owner, known=False)
     granting = keyspace.grant

@@ -1,8 +1,8 @@
-"""What a tenant's user may ask the shared etcd, call by call of etcd's API, and what etcd answers.
+"""Permissions of a tenant's user in the shared etcd, for each call of etcd's API.
 
-Each call of etcd's API is in `PLACED`, compared with what the server itself says it has: a call that comes with another
-version fails a test until it is placed. Where etcd lets something through, a test says so: that is a known limit, and
-docs/reference/security-limits.md names it.
+`PLACED` assigns each call of etcd's API to a test, and is compared with the calls that the server has. A new call of
+another version fails a test until `PLACED` contains it. Calls that etcd permits beyond the tenant's prefix are known
+limits: a test covers them, and docs/reference/security-limits.md names them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NO_USER = "user name not found"
 
 
 class Raw:
-    """A connection to etcd that calls by name, so that no call is left out because the client lacks it."""
+    """Connection to etcd that calls methods by name, including methods that the client lacks."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
@@ -48,22 +48,22 @@ class Raw:
         return await call(request, timeout=10)
 
     async def stream(self, method: str, request: Any, answer: Any, *, open_ended: bool = True) -> Any:
-        """The first answer, if any, of a call whose answers are a stream; `open_ended`: its requests are one, too."""
+        """Return the first answer, if any, of a streaming call; `open_ended`: the requests are a stream, too."""
         call = self._channel.stream_stream(
             f"/{method}", request_serializer=_bytes_of, response_deserializer=answer.FromString
         )(timeout=10)
         await call.write(request)
         if not open_ended:
             await call.done_writing()
-        found = await call.read()
-        if found is grpc.aio.EOF:
+        first = await call.read()
+        if first is grpc.aio.EOF:
             if await call.code() is grpc.StatusCode.OK:
                 return None
             raise grpc.aio.AioRpcError(
                 await call.code(), await call.initial_metadata(), await call.trailing_metadata(), await call.details()
             )
         call.cancel()
-        return found
+        return first
 
     async def watch(self, **create: Any) -> Any:
         request = pb.WatchRequest(create_request=pb.WatchCreateRequest(**create))
@@ -84,7 +84,7 @@ async def raw(shared_etcd: Any, user: str) -> AsyncIterator[Raw]:
 
 
 async def outcome(asked: Awaitable[Any]) -> str:
-    """`ok`, or what etcd says."""
+    """Return `ok`, or the details of etcd's error."""
     try:
         await asked
     except grpc.aio.AioRpcError as error:
@@ -117,7 +117,7 @@ async def txn(who: Raw, **request: Any) -> Any:
     return await who.ask("etcdserverpb.KV/Txn", pb.TxnRequest(**request), pb.TxnResponse)
 
 
-async def test_a_tenant_reads_writes_and_watches_its_own_keys(tenants: Any) -> None:
+async def test_tenant_reads_writes_and_watches_its_own_keys(tenants: Any) -> None:
     tenant, root, _ = tenants
     own = {"key": OWN, "range_end": OWN_END}
     assert (await get(tenant, **own)).count == 1
@@ -133,7 +133,7 @@ async def test_a_tenant_reads_writes_and_watches_its_own_keys(tenants: Any) -> N
     deleted = await tenant.ask(
         "etcdserverpb.KV/DeleteRange", pb.DeleteRangeRequest(**own, prev_kv=True), pb.DeleteRangeResponse
     )
-    assert {each.key for each in deleted.prev_kvs} == {OWN + b"secret", OWN + b"b"}
+    assert {pair.key for pair in deleted.prev_kvs} == {OWN + b"secret", OWN + b"b"}
     assert (await get(root, **EVERYTHING, count_only=True)).count == len(FOREIGN) + 1
 
 
@@ -161,8 +161,8 @@ async def test_a_tenant_reaches_no_other_key_by_any_call(tenants: Any) -> None:
     before = (await get(root, **EVERYTHING)).kvs
     let_through = []
     for foreign in FOREIGN_RANGES:
-        said = [await outcome(call) for call in _calls(tenant, foreign)]
-        let_through += [(foreign, number, each) for number, each in enumerate(said) if REFUSED not in each]
+        outcomes = [await outcome(call) for call in _calls(tenant, foreign)]
+        let_through += [(foreign, number, result) for number, result in enumerate(outcomes) if REFUSED not in result]
         watched = await tenant.watch(**foreign, start_revision=1, prev_kv=True)
         if not watched.canceled or watched.events or REFUSED not in watched.cancel_reason:
             let_through.append((foreign, "watch", watched))
@@ -171,9 +171,9 @@ async def test_a_tenant_reaches_no_other_key_by_any_call(tenants: Any) -> None:
 
 
 def _calls(tenant: Raw, foreign: dict[str, bytes]) -> Iterator[Awaitable[Any]]:
-    """All ways to reach a key or a range but a watch."""
-    for how in ({}, {"serializable": True}, {"count_only": True}, {"keys_only": True, "limit": 1}, {"revision": 2}):
-        yield get(tenant, **foreign, **how)
+    """Yield every call that reaches a key or a range, except for a watch."""
+    for options in ({}, {"serializable": True}, {"count_only": True}, {"keys_only": True, "limit": 1}, {"revision": 2}):
+        yield get(tenant, **foreign, **options)
     delete = pb.DeleteRangeRequest(**foreign, prev_kv=True)
     yield tenant.ask("etcdserverpb.KV/DeleteRange", delete, pb.DeleteRangeResponse)
 
@@ -190,17 +190,17 @@ def _calls(tenant: Raw, foreign: dict[str, bytes]) -> Iterator[Awaitable[Any]]:
     yield txn(tenant, **compared)
     for operation in operations:
         yield txn(tenant, success=[operation])
-        # A branch that is not taken is refused as well: that it was not taken would tell something.
+        # A branch that is not taken is refused as well: the choice of the branch would reveal information.
         yield txn(tenant, failure=[operation])
     nested = [pb.TxnRequest(**compared)]
     for operation in operations:
         nested += [pb.TxnRequest(success=[operation]), pb.TxnRequest(failure=[operation])]
-    for each in nested:
-        inner = pb.RequestOp(request_txn=each)
+    for request in nested:
+        inner = pb.RequestOp(request_txn=request)
         yield txn(tenant, success=[inner])
         yield txn(tenant, failure=[inner])
         yield txn(tenant, success=[pb.RequestOp(request_txn=pb.TxnRequest(failure=[inner]))])
-        # Behind what it may do.
+        # The foreign operation follows a permitted operation.
         yield txn(tenant, success=[pb.RequestOp(request_range=pb.RangeRequest(key=OWN + b"x")), inner])
 
 
@@ -254,12 +254,12 @@ ADMINISTRATORS_ONLY = [
     (f"{CLUSTER}MemberRemove", pb.MemberRemoveRequest(ID=1), pb.MemberRemoveResponse),
     (f"{CLUSTER}MemberUpdate", pb.MemberUpdateRequest(ID=1, peerURLs=URLS), pb.MemberUpdateResponse),
     (f"{CLUSTER}MemberPromote", pb.MemberPromoteRequest(ID=1), pb.MemberPromoteResponse),
-    # Field 1 of each is the name of a lock or an election: a prefix of keys, or a key.
+    # Field 1 of each request is the name of a lock or an election: a prefix of keys, or a key.
     ("v3lockpb.Lock/Lock", b"\n\x0c/clusters/aa", pb.PutResponse),
     ("v3lockpb.Lock/Unlock", b"\n\x13/clusters/aa/secret", pb.PutResponse),
     ("v3electionpb.Election/Leader", b"\n\x0c/clusters/aa", pb.PutResponse),
     ("v3electionpb.Election/Campaign", b"\n\x0c/clusters/aa\x1a\x01x", pb.PutResponse),
-    # Field 1 of each is a leader: field 2 of that its key.
+    # Field 1 of each request is a leader, and field 2 of the leader is its key.
     ("v3electionpb.Election/Proclaim", b"\n\x15\x12\x13/clusters/aa/secret\x12\x01x", pb.PutResponse),
     ("v3electionpb.Election/Resign", b"\n\x15\x12\x13/clusters/aa/secret", pb.PutResponse),
 ]
@@ -268,7 +268,7 @@ KV = "etcdserverpb.KV/"
 WATCH = "etcdserverpb.Watch/Watch"
 HEALTH = "grpc.health.v1.Health/"
 NO_DATA = {f"{HEALTH}{name}" for name in ("Check", "List", "Watch")}
-"""Says whether the server serves; has no request about keys or users."""
+"""Calls about the health of the server, without requests about keys or users."""
 PLACED = {
     "test_a_tenant_reaches_no_other_key_by_any_call": {
         WATCH,
@@ -287,13 +287,15 @@ PLACED = {
 }
 
 
-async def test_each_call_that_the_server_has_is_in_a_test(shared_etcd: Any) -> None:
-    """Of locks and elections the server tells those only that were called: it registers them later than the others."""
+async def test_every_call_of_the_etcd_server_is_assigned_to_a_test(shared_etcd: Any) -> None:
+    """The metrics list calls of locks and elections only after their first use, because etcd registers them later."""
     port = shared_etcd.address.ports["metrics"]
     with await asyncio.to_thread(urllib.request.urlopen, f"http://{shared_etcd.address.host}:{port}/metrics") as answer:
         metrics = answer.read().decode()
-    told = re.findall(r'^grpc_server_started_total{grpc_method="(\w+)",grpc_service="([\w.]+)"', metrics, re.MULTILINE)
-    served = {f"{service}/{method}" for method, service in told}
+    methods = re.findall(
+        r'^grpc_server_started_total{grpc_method="(\w+)",grpc_service="([\w.]+)"', metrics, re.MULTILINE
+    )
+    served = {f"{service}/{method}" for method, service in methods}
     assert len(served) > 40
     assert served - NO_DATA - set().union(*PLACED.values()) == set()
     assert PLACED.keys() <= globals().keys()
@@ -302,8 +304,8 @@ async def test_each_call_that_the_server_has_is_in_a_test(shared_etcd: Any) -> N
 async def test_what_concerns_all_is_for_administrators(tenants: Any) -> None:
     tenant, root, _ = tenants
     before = await _state(root)
-    said = [(method, await outcome(tenant.ask(method, *rest))) for method, *rest in ADMINISTRATORS_ONLY]
-    assert [(method, answer) for method, answer in said if REFUSED not in answer] == []
+    outcomes = [(method, await outcome(tenant.ask(method, *rest))) for method, *rest in ADMINISTRATORS_ONLY]
+    assert [(method, answer) for method, answer in outcomes if REFUSED not in answer] == []
     assert await _state(root) == before
 
 
@@ -312,7 +314,7 @@ async def test_no_snapshot_and_no_way_in_by_a_name(tenants: Any) -> None:
     snapshot = tenant.stream(f"{MAINTENANCE}Snapshot", pb.SnapshotRequest(), pb.SnapshotResponse, open_ended=False)
     assert REFUSED in await outcome(snapshot)
     observed = tenant.stream("v3electionpb.Election/Observe", b"\n\x0c/clusters/aa", pb.PutResponse, open_ended=False)
-    # etcd ends this one without a word.
+    # etcd ends this stream without an error.
     assert await observed is None
     for name in ("root", "aa", "a"):
         login = pb.AuthenticateRequest(name=name, password="")
@@ -329,22 +331,24 @@ async def test_a_neighbours_lease_with_keys_is_as_safe_as_its_keys(tenants: Any)
         tenant.ask(
             f"{LEASE}LeaseTimeToLive", pb.LeaseTimeToLiveRequest(ID=lease, keys=True), pb.LeaseTimeToLiveResponse
         ),
-        # With a key of its own at the neighbour's lease, the lease would be its own as well.
+        # A tenant whose own key were attached to the neighbour's lease would control the lease as well.
         put(tenant, key=OWN + b"attached", value=b"", lease=lease),
         txn(tenant, success=[pb.RequestOp(request_put=pb.PutRequest(key=OWN + b"attached", lease=lease))]),
     )
     for call in calls:
         assert REFUSED in await outcome(call)
-    found = await get(root, key=b"/clusters/aa/leased")
-    assert [pair.lease for pair in found.kvs] == [lease]
+    response = await get(root, key=b"/clusters/aa/leased")
+    assert [pair.lease for pair in response.kvs] == [lease]
 
 
 async def test_the_known_limits_are_these(tenants: Any) -> None:
-    """etcd answers these to every user. docs/reference/security-limits.md names them."""
+    """etcd answers these calls for every user, and docs/reference/security-limits.md names them."""
     tenant, root, lease = tenants
-    told = await tenant.ask(f"{LEASE}LeaseTimeToLive", pb.LeaseTimeToLiveRequest(ID=lease), pb.LeaseTimeToLiveResponse)
-    assert told.TTL > 0
-    assert not told.keys
+    lease_status = await tenant.ask(
+        f"{LEASE}LeaseTimeToLive", pb.LeaseTimeToLiveRequest(ID=lease), pb.LeaseTimeToLiveResponse
+    )
+    assert lease_status.TTL > 0
+    assert not lease_status.keys
     bare = (await root.ask(f"{LEASE}LeaseGrant", pb.LeaseGrantRequest(TTL=600), pb.LeaseGrantResponse)).ID
     await tenant.ask(f"{LEASE}LeaseRevoke", pb.LeaseRevokeRequest(ID=bare), pb.LeaseRevokeResponse)
 
@@ -356,15 +360,15 @@ async def test_the_known_limits_are_these(tenants: Any) -> None:
     user = await tenant.ask(f"{AUTH}UserGet", pb.AuthUserGetRequest(name="a"), pb.AuthUserGetResponse)
     assert list(user.roles) == ["a"]
     role = await tenant.ask(f"{AUTH}RoleGet", pb.AuthRoleGetRequest(role="a"), pb.AuthRoleGetResponse)
-    assert [(each.key, each.range_end) for each in role.perm] == [(OWN, OWN_END)]
+    assert [(permission.key, permission.range_end) for permission in role.perm] == [(OWN, OWN_END)]
 
 
-async def test_no_certificate_but_its_own_opens_the_peer_port(shared_etcd: Any, tmp_path: Path) -> None:
-    """Who speaks as a peer writes what it likes, past the access control."""
+async def test_peer_port_accepts_only_the_certificate_of_etcd(shared_etcd: Any, tmp_path: Path) -> None:
+    """A peer may write any key, past the access control."""
     await shared_etcd.keyspace.grant("a", prefix="/clusters/a/")
     files = shared_etcd.component.files
     own = KeyPair(files["server.crt"].content, files["server.key"].content)
-    # A clusterPath may be the name in etcd's own certificate.
+    # A clusterPath may equal the name in etcd's own certificate.
     pairs = {user: issue_client(shared_etcd.authority, user=user) for user in ("a", "etcd", "root")} | {"own": own}
     opens = [
         user
@@ -376,7 +380,7 @@ async def test_no_certificate_but_its_own_opens_the_peer_port(shared_etcd: Any, 
     assert opens == ["own"]
 
 
-async def test_a_certificate_of_no_user_reaches_nothing(tenants: Any, shared_etcd: Any) -> None:
+async def test_certificate_without_etcd_user_reaches_no_key_or_call(tenants: Any, shared_etcd: Any) -> None:
     _, root, _ = tenants
     before = await _state(root)
     for user in ("nobody", "member", "A", "a0"):
@@ -385,15 +389,15 @@ async def test_a_certificate_of_no_user_reaches_nothing(tenants: Any, shared_etc
                 call for foreign in (*FOREIGN_RANGES, {"key": OWN + b"secret"}) for call in _calls(stranger, foreign)
             ]
             calls += [stranger.ask(method, *rest) for method, *rest in ADMINISTRATORS_ONLY]
-            said = {await outcome(call) for call in calls}
-            assert {answer for answer in said if REFUSED not in answer and NO_USER not in answer} == set()
+            outcomes = {await outcome(call) for call in calls}
+            assert {answer for answer in outcomes if REFUSED not in answer and NO_USER not in answer} == set()
             watched = await stranger.watch(**EVERYTHING)
             assert watched.canceled
     assert await _state(root) == before
 
 
 async def _state(root: Raw) -> Any:
-    """All that a call might have changed."""
+    """Return all state that a call might have changed."""
     users = (await root.ask(f"{AUTH}UserList", pb.AuthUserListRequest(), pb.AuthUserListResponse)).users
     status = await root.ask(f"{AUTH}AuthStatus", pb.AuthStatusRequest(), pb.AuthStatusResponse)
     members = await root.ask(f"{CLUSTER}MemberList", pb.MemberListRequest(), pb.MemberListResponse)

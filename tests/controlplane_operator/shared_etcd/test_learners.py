@@ -1,4 +1,4 @@
-"""The operator gives learners their vote; that a real etcd takes them is shown in tests/deploy/test_etcd_growth.py."""
+"""The operator promotes learners of etcd. tests/deploy/test_etcd_growth.py shows that a real etcd accepts this."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from kplane.controlplane_operator.shared_etcd import learners
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 
 
-async def test_an_etcd_that_is_away_is_asked_again(
+async def test_learner_promotion_is_retried_if_etcd_is_unreachable(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(learners, "_PERIOD_SECONDS", 0.0)
-    asked, done = iter([KeyspaceError("away"), [], ["kplane-etcd-1"]]), asyncio.Event()
+    answers, done = iter([KeyspaceError("away"), [], ["kplane-etcd-1"]]), asyncio.Event()
 
     async def promote() -> Any:
-        answer = next(asked, None)
+        answer = next(answers, None)
         if answer is None:
             done.set()
             await asyncio.Event().wait()
@@ -30,7 +30,7 @@ async def test_an_etcd_that_is_away_is_asked_again(
 
     etcd = SimpleNamespace(keyspace=SimpleNamespace(promote_learners=promote))
     caplog.set_level("INFO")
-    running = asyncio.create_task(learners.LearnerPromoter(cast("SharedEtcd", etcd)).run())
+    task = asyncio.create_task(learners.LearnerPromoter(cast("SharedEtcd", etcd)).run())
     await asyncio.wait_for(done.wait(), timeout=60.0)
-    running.cancel()
+    task.cancel()
     assert [record.getMessage() for record in caplog.records] == ["kplane-etcd-1 has a vote in the shared etcd"]

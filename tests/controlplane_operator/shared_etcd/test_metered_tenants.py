@@ -1,4 +1,4 @@
-"""Which control planes are measured, and which of them are reconciled for it."""
+"""Control planes whose storage is measured, and control planes that are reconciled after a measurement."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def stored(name: str, **status: Any) -> dict[str, Any]:
 
 
 class Keyspace:
-    """Stands for an etcd in which each tenant has one megabyte."""
+    """Fake for an etcd in which each tenant has a megabyte."""
 
     async def size_in_use(self) -> int:
         return 0
@@ -29,7 +29,7 @@ class Keyspace:
         return Usage(100, 1_000_000)
 
 
-async def test_who_is_measured_and_reconciled() -> None:
+async def test_only_published_tenants_of_shared_etcd_are_measured() -> None:
     stores, queues = Stores(), Queues()
     adopted = stored("adopted")
     adopted["spec"]["endpointRef"] = {"name": "adopted"}

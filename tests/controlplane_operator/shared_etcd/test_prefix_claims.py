@@ -1,4 +1,4 @@
-"""What is written into the shared etcd when data are destroyed."""
+"""Writes to the shared etcd when the data of a control plane are destroyed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PREFIX = "/clusters/acme/"
 
 
 class Keyspace:
-    """Holds the number of keys and the owner of one prefix, and the calls that change it."""
+    """Fake for a single prefix: holds the number of keys, the owner, and the changing calls."""
 
     def __init__(self, *, keys: int = 0, owner: Owner | None = None) -> None:
         self.keys, self.named = keys, owner
@@ -54,7 +54,7 @@ def control_plane(**annotations: str) -> ControlPlane:
 
 
 @pytest.mark.parametrize("annotations", [{}, {DESTROY_DATA_ANNOTATION: PREFIX}], ids=["plain", "confirmed"])
-async def test_a_pass_after_the_last_one_writes_nothing(annotations: dict[str, str]) -> None:
+async def test_repeated_destroy_writes_no_key(annotations: dict[str, str]) -> None:
     keyspace = Keyspace(keys=3, owner=Owner("one", "acme"))
     acme = control_plane(**annotations)
     assert await claims(keyspace).destroy(acme) == 3
@@ -63,13 +63,13 @@ async def test_a_pass_after_the_last_one_writes_nothing(annotations: dict[str, s
     assert (keyspace.changes, keyspace.named) == ([], None)
 
 
-async def test_keys_without_owner_are_taken_over_if_they_are_named() -> None:
+async def test_confirmed_keys_without_owner_are_taken_over_and_deleted() -> None:
     keyspace = Keyspace(keys=1)
     assert await claims(keyspace).destroy(control_plane(**{DESTROY_DATA_ANNOTATION: PREFIX})) == 1
     assert keyspace.changes == ["take over", "delete"]
 
 
-async def test_an_owner_key_without_keys_goes_too() -> None:
+async def test_owner_key_without_other_keys_is_deleted() -> None:
     keyspace = Keyspace(owner=Owner("one", "acme"))
     assert await claims(keyspace).destroy(control_plane()) == 0
     assert (keyspace.changes, keyspace.named) == (["claim", "delete"], None)

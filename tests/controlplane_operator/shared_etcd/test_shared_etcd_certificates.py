@@ -1,4 +1,4 @@
-"""The shared etcd's certificates say what etcd needs, stay while they are good, and are renewed when they are due."""
+"""Certificates of the shared etcd: their names and usages, and their renewal when they are due or unusable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kplane.pki.primitives import create_authority, expiry, issue_client, issue_
 
 
 def now() -> datetime:
-    """Not once for all: a run of all tests takes longer than certificates are dated back."""
+    """Return the current time. A run of all tests takes longer than the backdating of certificates."""
     return datetime.now(UTC)
 
 
@@ -31,7 +31,7 @@ def later(days: float) -> datetime:
     return now() + timedelta(days=days)
 
 
-def test_the_certificate_of_the_members_names_everything_they_are_reached_under() -> None:
+def test_member_certificate_names_every_address_of_members() -> None:
     authority = create_authority("etcd")
     certificate = x509.load_pem_x509_certificate(
         renew_server({}, authority=authority, hosts=HOSTS, now=now())["server.crt"]
@@ -51,7 +51,7 @@ def test_the_certificate_of_the_members_names_everything_they_are_reached_under(
     assert [name.value for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)] == ["root"]
 
 
-def test_the_authority_lives_ten_years_and_a_leaf_one() -> None:
+def test_authority_is_valid_ten_years_and_leaf_one_year() -> None:
     credentials = create_credentials("kplane-etcd")
     server = renew_server({}, authority=authority_of(credentials), hosts=HOSTS, now=now())
     assert set(credentials) == {"ca.crt", "ca.key", "client.crt", "client.key"}
@@ -64,7 +64,7 @@ def test_the_authority_lives_ten_years_and_a_leaf_one() -> None:
         assert abs(expiry(certificate) - later(days)) < timedelta(minutes=1)
 
 
-def test_leaf_certificates_are_renewed_after_two_thirds_of_their_life_by_the_same_authority() -> None:
+def test_leaf_certificates_are_renewed_after_two_thirds_of_life() -> None:
     credentials = create_credentials("kplane-etcd")
     authority = authority_of(credentials)
     server = renew_server({}, authority=authority, hosts=HOSTS, now=now())
@@ -78,7 +78,7 @@ def test_leaf_certificates_are_renewed_after_two_thirds_of_their_life_by_the_sam
     assert renew_server(server, authority=authority, hosts=HOSTS, now=later(244))["server.crt"] != server["server.crt"]
 
 
-def test_a_server_certificate_that_is_worth_nothing_is_replaced() -> None:
+def test_unusable_server_certificate_is_replaced() -> None:
     authority, other = create_authority("etcd"), create_authority("etcd")
     good = renew_server({}, authority=authority, hosts=HOSTS, now=now())
     wrong_user = issue_serving(authority, common_name="etcd", hosts=HOSTS, client=True)
@@ -96,35 +96,35 @@ def test_a_server_certificate_that_is_worth_nothing_is_replaced() -> None:
     assert renew_server(good | {"ca.crt": b""}, authority=authority, hosts=HOSTS, now=now()) == good
 
 
-def test_an_authority_alone_gets_a_client_certificate_of_root() -> None:
+def test_missing_or_wrong_client_certificate_is_issued_for_root() -> None:
     authority = create_authority("mine")
-    given = {"ca.crt": authority.certificate, "ca.key": authority.key}
+    authority_data = {"ca.crt": authority.certificate, "ca.key": authority.key}
     spy = issue_client(authority, user="spy")
-    for known in (given, given | {"client.crt": spy.certificate, "client.key": spy.key}):
-        credentials = renew_credentials(known, now=now())
+    for existing in (authority_data, authority_data | {"client.crt": spy.certificate, "client.key": spy.key}):
+        credentials = renew_credentials(existing, now=now())
         assert authority_of(credentials) == authority
         assert x509.load_pem_x509_certificate(credentials["client.crt"]).subject.rfc4514_string() == "CN=root"
 
 
-def test_a_damaged_authority_is_told_and_never_replaced() -> None:
+def test_damaged_authority_raises_credentials_invalid() -> None:
     credentials = create_credentials("kplane-etcd")
-    for name, content, told in (
+    for name, content, message in (
         ("ca.crt", b"garbage", "entries ca.crt and ca.key: not a PEM certificate"),
         ("ca.key", create_authority("other").key, "entries ca.crt and ca.key: certificate and key do not belong"),
     ):
-        with pytest.raises(CredentialsInvalid, match=told):
+        with pytest.raises(CredentialsInvalid, match=message):
             renew_credentials(credentials | {name: content}, now=now())
     del credentials["ca.key"]
     with pytest.raises(CredentialsInvalid, match=r"it has no entry ca\.key"):
         renew_credentials(credentials, now=now())
 
 
-def test_certificates_of_etcd_from_the_future_are_replaced_by_the_same_authority() -> None:
-    known = create_credentials("etcd")
-    authority = authority_of(known)
+def test_future_certificates_are_replaced_by_same_authority() -> None:
+    existing = create_credentials("etcd")
+    authority = authority_of(existing)
     server = renew_server({}, authority=authority, hosts=HOSTS, now=now())
     before = later(-2)
     assert renew_server(server, authority=authority, hosts=HOSTS, now=before)["server.crt"] != server["server.crt"]
-    renewed = renew_credentials(known, now=before)
-    assert renewed["client.crt"] != known["client.crt"]
-    assert renewed["ca.crt"] == known["ca.crt"]
+    renewed = renew_credentials(existing, now=before)
+    assert renewed["client.crt"] != existing["client.crt"]
+    assert renewed["ca.crt"] == existing["ca.crt"]

@@ -1,4 +1,4 @@
-"""A client of etcd finds a certificate and its key, which nobody else can read and which always belong together."""
+"""Credential files of the etcd client: private, and always with a matching certificate and key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kplane.controlplane_operator.status.errors import ConditionError
 NAMES = {"ca.crt", "client.crt", "client.key"}
 
 
-def test_files_are_private_and_without_the_key_of_the_authority(tmp_path: Path) -> None:
+def test_files_are_private_and_exclude_key_of_authority(tmp_path: Path) -> None:
     credentials = create_credentials("etcd")
     directory = tmp_path / "state" / "etcd"
     directory.mkdir(parents=True, mode=0o755)
@@ -31,7 +31,7 @@ def test_files_are_private_and_without_the_key_of_the_authority(tmp_path: Path) 
     assert directory.stat().st_mode & 0o777 == place.stat().st_mode & 0o777 == 0o700
 
 
-def test_whoever_uses_the_earlier_files_may_go_on_and_older_ones_go(tmp_path: Path) -> None:
+def test_previous_files_are_kept_and_older_files_removed(tmp_path: Path) -> None:
     generations = [create_credentials("etcd") for _ in range(4)]
     places = []
     for credentials in generations:
@@ -41,7 +41,7 @@ def test_whoever_uses_the_earlier_files_may_go_on_and_older_ones_go(tmp_path: Pa
     assert (places[-2] / "client.key").read_bytes() == generations[-2]["client.key"]
 
 
-def test_files_that_a_crash_left_half_written_are_completed(tmp_path: Path) -> None:
+def test_incomplete_files_of_a_crash_are_completed(tmp_path: Path) -> None:
     credentials = create_credentials("etcd")
     place = write_credentials(tmp_path, credentials)
     (place / "client.key").write_bytes(b"")
@@ -50,17 +50,17 @@ def test_files_that_a_crash_left_half_written_are_completed(tmp_path: Path) -> N
     assert {path.name: path.read_bytes() for path in place.iterdir()} == {name: credentials[name] for name in NAMES}
 
 
-async def test_credentials_that_are_not_there_yet_are_told_with_the_reason() -> None:
+async def test_missing_credentials_raise_error_with_reason() -> None:
     etcd = SharedEtcd("https://etcd.example:2379")
     etcd.lacks("the API server is away")
-    told = "shared etcd at https://etcd.example:2379 are not there yet: the API server is away"
+    message = "shared etcd at https://etcd.example:2379 are not there yet: the API server is away"
     for use in (lambda: etcd.keyspace, lambda: etcd.authority):
-        with pytest.raises(KeyspaceError, match=told):
+        with pytest.raises(KeyspaceError, match=message):
             use()
-    assert told in (await etcd.problem() or "")
+    assert message in (await etcd.problem() or "")
 
 
-def test_a_directory_that_others_keep_is_used_as_it_is(tmp_path: Path) -> None:
+def test_credentials_are_read_from_external_directory(tmp_path: Path) -> None:
     credentials = create_credentials("etcd")
     for name, content in credentials.items():
         (tmp_path / name).write_bytes(content)
@@ -70,8 +70,8 @@ def test_a_directory_that_others_keep_is_used_as_it_is(tmp_path: Path) -> None:
     assert etcd.keyspace.endpoint == "https://etcd.example:2379"
 
 
-async def test_an_operator_starts_before_they_are_there() -> None:
-    """On a cluster it makes them itself, after its start."""
+async def test_operator_starts_without_etcd_credentials() -> None:
+    """On a cluster the operator creates the credentials itself, after its start."""
     context: Any = SimpleNamespace(client=None, stores=None, queues=None, events=None)
     runtime: Any = None
     etcd = SharedEtcd("https://kplane-etcd:2379")

@@ -1,4 +1,4 @@
-"""The Secrets of the shared etcd are made once, kept right ever after, and never made anew where they were lost."""
+"""Secrets of the shared etcd: created once, repaired afterwards, and not recreated after a loss."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def running(*keepers: Any) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_what_is_missing_is_created_and_used(site: Any) -> None:
+async def test_missing_secrets_are_created_and_used(site: Any) -> None:
     await site.keeper().check()
 
     credentials, server = await site.data("credentials"), await site.data("server")
@@ -52,7 +52,7 @@ async def test_what_is_missing_is_created_and_used(site: Any) -> None:
     assert (site.etcd.keyspace.credentials / "client.key").read_bytes() == credentials["client.key"]
 
 
-async def test_nothing_is_written_while_all_is_well_not_even_by_another_operator(site: Any) -> None:
+async def test_valid_secrets_are_not_written_by_any_operator(site: Any) -> None:
     keeper = site.keeper()
     await keeper.check()
     before = [(await site.secret(name))["metadata"]["resourceVersion"] for name in ("credentials", "server")]
@@ -61,7 +61,7 @@ async def test_nothing_is_written_while_all_is_well_not_even_by_another_operator
     assert [(await site.secret(name))["metadata"]["resourceVersion"] for name in ("credentials", "server")] == before
 
 
-async def test_operators_that_start_together_end_with_the_same_authority(site: Any, eventually: Any) -> None:
+async def test_concurrent_operators_agree_on_one_authority(site: Any, eventually: Any) -> None:
     keepers, etcds = [], []
     for number in range(4):
         site.directory = site.directory.with_name(f"credentials-{number}")
@@ -75,7 +75,7 @@ async def test_operators_that_start_together_end_with_the_same_authority(site: A
     assert {(etcd.keyspace.credentials / "client.key").read_bytes() for etcd in etcds} == {credentials["client.key"]}
 
 
-async def test_due_certificates_are_renewed_and_the_client_gets_them(site: Any) -> None:
+async def test_due_certificates_are_renewed_and_given_to_the_client(site: Any) -> None:
     keeper = site.keeper()
     await keeper.check()
     before = await site.data("credentials") | await site.data("server")
@@ -92,7 +92,7 @@ async def test_due_certificates_are_renewed_and_the_client_gets_them(site: Any) 
 
 
 @pytest.mark.parametrize("spoiled", ["deleted", "emptied", "garbage", "labels"])
-async def test_the_members_secret_is_put_right(site: Any, spoiled: str) -> None:
+async def test_damaged_server_secret_is_repaired(site: Any, spoiled: str) -> None:
     keeper = site.keeper()
     await keeper.check()
     authority = site.etcd.authority
@@ -115,7 +115,7 @@ async def test_the_members_secret_is_put_right(site: Any, spoiled: str) -> None:
     assert (await site.secret("server"))["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "kplane"
 
 
-async def test_a_running_operator_notices_by_itself(
+async def test_running_keeper_recreates_a_deleted_secret(
     site: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeper_module, "_PERIOD_SECONDS", 0.2)
@@ -126,7 +126,7 @@ async def test_a_running_operator_notices_by_itself(
         await eventually(lambda: site.secret("server"))
 
 
-async def test_lost_credentials_are_put_back_by_an_operator_that_still_has_them(site: Any) -> None:
+async def test_lost_credentials_are_restored_from_memory_of_operator(site: Any) -> None:
     keeper = site.keeper()
     await keeper.check()
     before = await site.data("credentials")
@@ -135,7 +135,7 @@ async def test_lost_credentials_are_put_back_by_an_operator_that_still_has_them(
     assert await site.data("credentials") == before
 
 
-async def test_credentials_lost_while_the_members_have_theirs_are_refused(site: Any) -> None:
+async def test_lost_credentials_are_not_recreated_beside_server_secret(site: Any) -> None:
     await site.keeper().check()
     server = await site.data("server")
     await site.delete("credentials")
@@ -147,7 +147,7 @@ async def test_credentials_lost_while_the_members_have_theirs_are_refused(site: 
     secrets = await site.client.list(SECRETS, namespace=site.namespace)
     assert f"{site.namespace}/kplane-etcd-credentials" not in str(secrets.items)
 
-    # The way out that the sentence names: an authority that somebody made on purpose.
+    # The error names the remedy: an authority that an administrator creates on purpose.
     authority = create_authority("by hand")
     body = {
         "metadata": {"name": "kplane-etcd-credentials", "namespace": site.namespace},
@@ -159,18 +159,18 @@ async def test_credentials_lost_while_the_members_have_theirs_are_refused(site: 
     assert (await site.data("server"))["ca.crt"] == authority.certificate
 
 
-async def test_credentials_lost_while_a_control_plane_has_data_are_refused(site: Any) -> None:
+async def test_lost_credentials_are_not_recreated_beside_tenant_data(site: Any) -> None:
     body = {"metadata": {"name": site.namespace}, "spec": {"virtual": {"clusterPath": site.namespace}}}
     await site.client.create(CONTROL_PLANES, body)
     try:
         status: dict[str, Any] = {"status": {"clusterPath": site.namespace, "phase": "Provisioning"}}
         await site.client.patch(CONTROL_PLANES, site.namespace, status, subresource="status")
-        await site.keeper().check()  # made while the credentials were awaited, never published: it has no data
+        await site.keeper().check()  # a control plane that was never published has no data
         for name in ("credentials", "server"):
             await site.delete(name)
         status = {"status": {"endpoint": "https://10.0.0.1:6443", "home": {"mode": "Virtual", "dataStore": "pool-b"}}}
         await site.client.patch(CONTROL_PLANES, site.namespace, status, subresource="status")
-        await site.keeper().check()  # its data are elsewhere
+        await site.keeper().check()  # the data are in another data store
         for name in ("credentials", "server"):
             await site.delete(name)
         status = {"status": {"home": {"mode": "Virtual", "dataStore": None}}}
@@ -182,7 +182,7 @@ async def test_credentials_lost_while_a_control_plane_has_data_are_refused(site:
     await site.keeper().check()
 
 
-async def test_a_damaged_authority_is_told_and_left_alone(site: Any, eventually: Any) -> None:
+async def test_damaged_authority_is_reported_and_left_unchanged(site: Any, eventually: Any) -> None:
     await site.client.create(
         SECRETS,
         {
@@ -192,14 +192,12 @@ async def test_a_damaged_authority_is_told_and_left_alone(site: Any, eventually:
     )
     before = await site.secret("credentials")
     async with running(site.keeper()):
-        told = await eventually(site.etcd.problem, lambda problem: "damaged" in (problem or ""))
-    assert f"Secret {site.namespace}/kplane-etcd-credentials is damaged: entries ca.crt and ca.key" in told
+        message = await eventually(site.etcd.problem, lambda problem: "damaged" in (problem or ""))
+    assert f"Secret {site.namespace}/kplane-etcd-credentials is damaged: entries ca.crt and ca.key" in message
     assert await site.secret("credentials") == before
 
 
-async def test_an_api_server_that_is_away_changes_nothing_of_what_is_in_use(
-    site: Any, unreachable: Callable[[], Client]
-) -> None:
+async def test_unreachable_api_server_leaves_credentials_in_use(site: Any, unreachable: Callable[[], Client]) -> None:
     keeper = site.keeper()
     await keeper.check()
     authority, keyspace = site.etcd.authority, site.etcd.keyspace
@@ -211,7 +209,7 @@ async def test_an_api_server_that_is_away_changes_nothing_of_what_is_in_use(
     assert keyspace.credentials.is_dir()
 
 
-async def test_an_operator_waits_for_an_api_server_that_is_away(
+async def test_keeper_waits_for_an_unreachable_api_server(
     site: Any, unreachable: Callable[[], Client], eventually: Any
 ) -> None:
     async with unreachable() as away:
@@ -224,10 +222,10 @@ async def test_an_operator_waits_for_an_api_server_that_is_away(
             await eventually(lambda: site.etcd.authority)
 
 
-async def test_what_somebody_wrote_in_between_is_not_overwritten(site: Any) -> None:
+async def test_concurrent_write_of_a_secret_raises_conflict(site: Any) -> None:
     await site.keeper().check()
     keeper = site.keeper()
-    known = await site.secret("server")
+    existing = await site.secret("server")
     await site.edit("server", metadata={"annotations": {"by": "somebody"}})
     with pytest.raises(Conflict):
-        await keeper._have("kplane-etcd-server", known=known, data={"server.crt": b"old"})
+        await keeper._have("kplane-etcd-server", known=existing, data={"server.crt": b"old"})

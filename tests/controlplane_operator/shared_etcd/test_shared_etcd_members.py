@@ -1,4 +1,4 @@
-"""Three members of a real etcd run with the certificates, and so do root and tenants as its clients."""
+"""Three members of a real etcd, root and tenants work with the keeper's certificates."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ NAMES = ("member-0", "member-1", "member-2")
 
 
 def member(name: str, *, addresses: dict[str, Address], server: dict[str, bytes]) -> Component:
-    """Describe one of the members: what the operator runs for a dedicated control plane, with peers as in the chart."""
+    """Describe a member: the component of a dedicated control plane, with peers as in the chart."""
     pair = KeyPair(server["server.crt"], server["server.key"])
     component = etcd_component(name, address=addresses[name], ca=server["ca.crt"], server=pair)
     peers = {peer: f"https://{address.host}:{address.ports['peer']}" for peer, address in addresses.items()}
-    changed = {
+    overrides = {
         "--name": name,
         "--initial-cluster": ",".join(f"{peer}={url}" for peer, url in peers.items()),
         "--peer-trusted-ca-file": f"{FILES}/ca.crt",
     }
     arguments = (argument.partition("=") for argument in component.args)
-    args = tuple(f"{flag}={changed.get(flag, value)}" for flag, _, value in arguments)
+    args = tuple(f"{flag}={overrides.get(flag, value)}" for flag, _, value in arguments)
     return dataclasses.replace(component, args=(*args, "--peer-cert-allowed-cn=root"))
 
 
@@ -67,12 +67,12 @@ async def members(binaries: Binaries, tmp_path: Path) -> AsyncIterator[Members]:
 
 
 async def shown(address: Address) -> bytes:
-    """Return the certificate that a member shows to whoever connects."""
+    """Return the certificate that a member presents to its clients."""
     port = address.ports["client"]
     return (await asyncio.to_thread(ssl.get_server_certificate, (address.host, port), timeout=20)).encode()
 
 
-async def test_three_members_root_and_tenants_work_through_a_renewal(
+async def test_members_and_clients_work_during_certificate_renewal(
     site: Any, members: Members, tmp_path: Path, ready: Callable[..., Any], eventually: Any
 ) -> None:
     keeper = site.keeper(endpoint=f"https://localhost:{members.addresses[NAMES[0]].ports['client']}")
@@ -95,7 +95,7 @@ async def test_three_members_root_and_tenants_work_through_a_renewal(
     renewed = await site.data("server")
     assert site.etcd.keyspace.credentials != before
     for credentials in (before, site.etcd.keyspace.credentials):
-        # Whoever is faster, etcd's pods or the operator: old and new certificates go together.
+        # Either etcd's pods or the operator may be faster, so old and new certificates must work together.
         async with Client(members.urls[0], credentials=Credentials.in_directory(credentials)) as client:
             assert await client.count("/clusters/tenant/") == 1
     assert await site.etcd.keyspace.count("/clusters/tenant/") == 1
@@ -103,7 +103,7 @@ async def test_three_members_root_and_tenants_work_through_a_renewal(
     for name in NAMES:
         await eventually(lambda name=name: shown(members.addresses[name]), lambda found: found == renewed["server.crt"])
 
-    # Members take the new certificate along into a restart, and find each other by it.
+    # Restarted members use the new certificate, and connect to each other with it.
     for name in NAMES:
         await members.runtime.stop(name)
         await members.runtime.apply(member(name, addresses=members.addresses, server=renewed))
@@ -111,11 +111,11 @@ async def test_three_members_root_and_tenants_work_through_a_renewal(
         await healthy(members, site.etcd.keyspace.credentials)
     assert await site.etcd.keyspace.count("/clusters/tenant/") == 1
     async with client_of(tenant, members.urls[2], site, tmp_path) as client:
-        found = await client.get(b"/clusters/tenant/key")
-    assert found is not None
-    assert found.value == b"kept"
+        item = await client.get(b"/clusters/tenant/key")
+    assert item is not None
+    assert item.value == b"kept"
 
-    # The members' certificate names root, and etcd's HTTP gateway shows it to etcd: that must lend it to no tenant.
+    # etcd's HTTP gateway presents the members' certificate to etcd, which names root. Tenants must not act as root.
     assert await gateway_status(members.urls[0], tenant, site, tmp_path) in {400, 404}
 
 

@@ -1,4 +1,4 @@
-"""When which tenant is measured, and what of it is written down."""
+"""Storage measurements of tenants: their schedule, and the values that reach status and metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 class Etcd:
-    """Stands for the shared etcd: says how large tenants are, and notes who was measured."""
+    """Fake for the shared etcd: returns sizes of tenants, and records which tenants were measured."""
 
     def __init__(self, **sizes: int) -> None:
         self.sizes = sizes
@@ -45,15 +45,15 @@ class Etcd:
         return Usage(self.sizes[name] // 1000, self.sizes[name])
 
     def taken(self) -> list[str]:
-        asked, self.asked = self.asked, []
-        return asked
+        names, self.asked = self.asked, []
+        return names
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
-    made = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(metering, "time", SimpleNamespace(monotonic=lambda: made.now))
-    return made
+    fake = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(metering, "time", SimpleNamespace(monotonic=lambda: fake.now))
+    return fake
 
 
 def meter_of(etcd: Any, told: list[str] | None = None) -> StorageMeter:
@@ -64,7 +64,7 @@ def meter_of(etcd: Any, told: list[str] | None = None) -> StorageMeter:
     return StorageMeter(etcd, tenants=tenants, is_full=etcd.full.__contains__, measured=told.append)
 
 
-async def test_one_that_has_reached_its_quota_is_measured_at_each_look(clock: Any) -> None:
+async def test_tenant_at_its_quota_is_measured_at_each_pass(clock: Any) -> None:
     etcd = Etcd(acme=MIB, globex=2 * MIB)
     meter = meter_of(etcd)
     await meter.look()
@@ -76,23 +76,23 @@ async def test_one_that_has_reached_its_quota_is_measured_at_each_look(clock: An
         assert etcd.taken() == ["globex"]
 
 
-async def test_a_copy_is_known_without_a_measurement(clock: Any) -> None:
-    etcd, told = Etcd(acme=MIB), list[str]()
-    meter = meter_of(etcd, told)
+async def test_usage_of_a_copy_needs_no_measurement(clock: Any) -> None:
+    etcd, notifications = Etcd(acme=MIB), list[str]()
+    meter = meter_of(etcd, notifications)
     meter.know("acme", Usage(180, MIB))
     await meter.look()
-    assert (etcd.taken(), told, meter.usage("acme")) == ([], [], Usage(180, MIB))
+    assert (etcd.taken(), notifications, meter.usage("acme")) == ([], [], Usage(180, MIB))
     clock.now += 601
     await meter.look()
-    assert (etcd.taken(), told) == (["acme"], ["acme"])
+    assert (etcd.taken(), notifications) == (["acme"], ["acme"])
 
 
-async def test_each_tenant_is_measured_every_ten_minutes_and_a_new_one_at_once(clock: Any) -> None:
-    etcd, told = Etcd(acme=MIB, globex=2 * MIB), list[str]()
-    meter = meter_of(etcd, told)
+async def test_tenants_are_measured_every_ten_minutes_new_ones_at_once(clock: Any) -> None:
+    etcd, notifications = Etcd(acme=MIB, globex=2 * MIB), list[str]()
+    meter = meter_of(etcd, notifications)
     assert meter.usage("acme") is None
     await meter.look()
-    assert etcd.taken() == told == ["acme", "globex"]
+    assert etcd.taken() == notifications == ["acme", "globex"]
     assert meter.usage("acme") == Usage(MIB // 1000, MIB)
     clock.now += 30
     etcd.sizes["initech"] = 3 * MIB
@@ -103,7 +103,7 @@ async def test_each_tenant_is_measured_every_ten_minutes_and_a_new_one_at_once(c
     assert etcd.taken() == ["acme", "globex"]
 
 
-async def test_a_tenant_that_is_gone_is_forgotten() -> None:
+async def test_usage_of_removed_tenant_is_dropped() -> None:
     etcd = Etcd(acme=MIB)
     meter = meter_of(etcd)
     await meter.look()
@@ -112,7 +112,7 @@ async def test_a_tenant_that_is_gone_is_forgotten() -> None:
     assert meter.usage("acme") is None
 
 
-async def test_a_large_tenant_is_measured_last(clock: Any) -> None:
+async def test_large_tenant_is_measured_last(clock: Any) -> None:
     etcd = Etcd(huge=900 * MIB, acme=MIB, globex=2 * MIB)
     meter = meter_of(etcd)
     await meter.look()
@@ -122,7 +122,7 @@ async def test_a_large_tenant_is_measured_last(clock: Any) -> None:
     assert etcd.taken() == ["acme", "globex", "huge"]
 
 
-async def test_if_the_database_grows_much_all_are_measured_at_once() -> None:
+async def test_all_tenants_are_measured_after_much_database_growth() -> None:
     etcd = Etcd(acme=MIB)
     meter = meter_of(etcd)
     for size, measured in (
@@ -139,7 +139,7 @@ async def test_if_the_database_grows_much_all_are_measured_at_once() -> None:
         assert bool(etcd.taken()) is measured, size
 
 
-async def test_a_tenant_that_cannot_be_measured_keeps_what_is_known_and_delays_no_other(
+async def test_failed_measurement_keeps_last_usage_and_delays_no_other(
     clock: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     etcd = Etcd(acme=MIB, globex=2 * MIB)
@@ -156,7 +156,7 @@ async def test_a_tenant_that_cannot_be_measured_keeps_what_is_known_and_delays_n
     ]
 
 
-async def test_an_etcd_that_fails_again_and_again_is_left_alone() -> None:
+async def test_pass_ends_after_three_failed_measurements() -> None:
     etcd = Etcd(**{f"t{number}": MIB for number in range(10)})
     etcd.failing = set(etcd.sizes)
     await meter_of(etcd).look()
@@ -185,12 +185,12 @@ def storage(size: int, *, keys: int = 200, quota: int | None = 100 * MIB) -> Sto
         (storage(100 * MIB), Usage(200, 101 * MIB), False),
     ],
 )
-def test_only_what_matters_is_written_down(known: StorageStatus | None, found: Usage, *, written: bool) -> None:
+def test_only_significant_changes_are_recorded(known: StorageStatus | None, found: Usage, *, written: bool) -> None:
     after = recorded(known, usage=found, quota_bytes=100 * MIB)
     assert after == (storage(found.bytes, keys=found.keys) if written else known)
 
 
-def test_a_quota_that_changes_counts_before_the_next_measurement() -> None:
+def test_changed_quota_applies_before_next_measurement() -> None:
     assert recorded(storage(MIB), usage=None, quota_bytes=2 * MIB) == storage(MIB, quota=2 * MIB)
     assert recorded(storage(MIB), usage=None, quota_bytes=None) == storage(MIB, quota=None)
     assert recorded(None, usage=None, quota_bytes=MIB) is None
@@ -206,27 +206,27 @@ def test_a_quota_that_changes_counts_before_the_next_measurement() -> None:
         (900 * MIB, None, None),
     ],
 )
-def test_a_quota_warns_from_80_percent_on(size: int, quota: int | None, reason: str | None) -> None:
+def test_storage_condition_warns_from_80_percent_of_quota(size: int, quota: int | None, reason: str | None) -> None:
     control_plane = ControlPlane.model_validate({"metadata": {"name": "acme"}, "spec": {"classRef": {"name": "small"}}})
-    found = with_storage([], of=control_plane, storage=storage(size, quota=quota))
-    assert [(each.type, each.status, each.reason) for each in found] == (
+    conditions = with_storage([], of=control_plane, storage=storage(size, quota=quota))
+    assert [(condition.type, condition.status, condition.reason) for condition in conditions] == (
         [(STORAGE_SUFFICIENT, "False", reason)] if reason is not None else []
     )
-    for each in found:
-        assert "raise spec.virtual.storage.quota of class small" in each.message
-    assert with_storage(found, of=control_plane, storage=storage(MIB)) == []
+    for condition in conditions:
+        assert "raise spec.virtual.storage.quota of class small" in condition.message
+    assert with_storage(conditions, of=control_plane, storage=storage(MIB)) == []
 
 
 @pytest.mark.parametrize(
     ("quota", "expected"), [("256Mi", 256 * MIB), ("1k", 1000), ("0.5", 1), ("99999999T", 2**63 - 1), (None, None)]
 )
-def test_a_quota_is_a_quantity(quota: str | None, expected: int | None) -> None:
+def test_quota_is_parsed_as_a_quantity(quota: str | None, expected: int | None) -> None:
     spec = {"virtual": {"storage": {"quota": quota} if quota is not None else {}}}
-    made = ControlPlaneClass.model_validate({"metadata": {"name": "small"}, "spec": spec})
-    assert made.spec.storage_quota_bytes == expected
+    control_plane_class = ControlPlaneClass.model_validate({"metadata": {"name": "small"}, "spec": spec})
+    assert control_plane_class.spec.storage_quota_bytes == expected
 
 
-def test_metrics_name_each_control_plane_that_is_there() -> None:
+def test_storage_metrics_cover_each_measured_control_plane() -> None:
     def stored(name: str, **known: int) -> dict[str, Any]:
         return {"metadata": {"name": name, "uid": name}, "status": {"storage": known} if known else {}}
 

@@ -37,7 +37,7 @@ from kplane.provider.client.resources import (
 from kplane.provider.providers.kplane.registration import REGISTRATIONS
 
 RELEASE = "kplane-access"
-"""Of its own: deploy/rbac, which the shared cluster has, uses names of the release kplane."""
+"""A separate release: deploy/rbac is installed on the shared cluster, and has the names of the release kplane."""
 OPERATOR_ACCOUNT = f"{RELEASE}-operator"
 MCM_ACCOUNT = f"{RELEASE}-mcm"
 GATEWAY_USER = f"system:serviceaccount:kplane-system:{RELEASE}-gateway"
@@ -49,13 +49,13 @@ FOREIGN = "kplane-cp-access-foreign"
 OTHER = "access-other"
 SECRETS_ROLE = f"{OPERATOR_ACCOUNT}-secrets"
 UNBOUND = "kplane-cp-access-unbound"
-"""A control plane's namespace in which the operator bound nothing yet."""
+"""A control plane's namespace without a RoleBinding of the operator."""
 GRANTED = "kplane-cp-access-granted"
 GRANTED_BY_OWNER = "access-granted-by-owner"
 MARK = {"controlplane.kplane.dev/name": "access"}
 
 GATEWAY = "access-gateway"
-"""Where the operator writes for a gateway."""
+"""Namespace in which the operator writes Secrets for a gateway."""
 GRANTED_GATEWAY = "access-granted-gateway"
 
 SCRAPED = {"metrics.serviceMonitor.enabled": True, "networkPolicy.metricsFrom": [{"podSelector": {}}]}
@@ -88,10 +88,10 @@ def namespace(name: str, **labels: str) -> dict[str, Any]:
 
 
 def unlabelled(**labels: str) -> dict[str, Any]:
-    """A control plane's namespace of which somebody took the label off."""
-    found = namespace("kplane-cp-access-unlabelled", **labels)
-    found["metadata"]["annotations"] = {"controlplane.kplane.dev/uid": "a-uid"}
-    return found
+    """Return a control plane's namespace without its label."""
+    body = namespace("kplane-cp-access-unlabelled", **labels)
+    body["metadata"]["annotations"] = {"controlplane.kplane.dev/uid": "a-uid"}
+    return body
 
 
 def secret(namespace: str, name: str = "a-secret", **fields: Any) -> dict[str, Any]:
@@ -99,11 +99,11 @@ def secret(namespace: str, name: str = "a-secret", **fields: Any) -> dict[str, A
 
 
 def for_gateway(namespace: str, name: str = "controlplane-access", *, kind: str = "ControlPlane") -> dict[str, Any]:
-    """What the operator writes of a control plane for a gateway."""
-    found = secret(namespace, name, type="Opaque")
+    """Return the Secret of a control plane that the operator writes for a gateway."""
+    body = secret(namespace, name, type="Opaque")
     owner = {"apiVersion": "controlplane.kplane.dev/v1alpha1", "kind": kind, "name": "access", "uid": "a-uid"}
-    found["metadata"]["ownerReferences"] = [owner]
-    return found
+    body["metadata"]["ownerReferences"] = [owner]
+    return body
 
 
 def deployment(namespace: str) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def role(namespace: str, name: str = "kplane-registration-0123", **rule: Any) ->
 
 
 ACCOUNT = "mcm-abc234"
-"""Of an mcm of mode Dedicated."""
+"""ServiceAccount of an mcm of mode Dedicated."""
 
 
 def account(namespace: str, name: str = ACCOUNT) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def own_binding(
     home: str = "kplane-system",
     kind: str = "RoleBinding",
 ) -> dict[str, Any]:
-    """The operator's own right to the Secrets of a namespace."""
+    """Return the RoleBinding that gives the operator access to the Secrets of a namespace."""
     metadata = {"name": name} if kind == "ClusterRoleBinding" else {"name": name, "namespace": namespace}
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -259,14 +259,14 @@ def kube(api_server: Handle) -> Kubectl:
 
 @contextlib.asynccontextmanager
 async def applied(kube: Kubectl, objects: list[dict[str, Any]]) -> AsyncIterator[None]:
-    """Have objects in the cluster for a while; namespaces may take longer to go."""
+    """Keep objects in the cluster until the block ends. Namespaces may be deleted later."""
     manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
     await kube.run("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=manifest)
     try:
         yield
     finally:
         async with asyncio.timeout(60):
-            # The policies go first, and they refuse the deletion of the namespaces until that is known.
+            # The policies refuse the deletion of the namespaces until the API server has observed their own deletion.
             while not await deleted(kube, manifest):
                 pass
 
@@ -291,7 +291,7 @@ def parts(chart: Any, kinds: set[str], *, gateway: str) -> list[dict[str, Any]]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def granted(chart: Any, api_server: Handle) -> AsyncIterator[None]:
-    """RBAC of the chart, and what the operator binds in the namespace of a control plane."""
+    """Apply the chart's RBAC, and the RoleBinding of the operator in the namespace of a control plane."""
     namespaces = [namespace(name) for name in (GRANTED, GRANTED_BY_OWNER, GRANTED_GATEWAY)]
     objects = [own_binding(GRANTED), opened(GRANTED_BY_OWNER)]
     async with (
@@ -302,13 +302,13 @@ async def granted(chart: Any, api_server: Handle) -> AsyncIterator[None]:
 
 
 def opened(name: str) -> dict[str, Any]:
-    """What the owner of a namespace binds."""
+    """Return the RoleBinding that the owner of a namespace creates."""
     return own_binding(name, f"{SECRETS_ROLE}-reader", role=f"{SECRETS_ROLE}-reader")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def tokens(chart: Any, api_server: Handle) -> AsyncIterator[dict[str, str]]:
-    """RBAC and the admission policies of the chart, in force; namespaces to try them on; tokens of the accounts."""
+    """Enforce the chart's RBAC and admission policies, and create test namespaces. Return tokens of the accounts."""
     kube = api_server.kubectl
     namespaces = [
         namespace(GATEWAY),
@@ -327,9 +327,9 @@ async def tokens(chart: Any, api_server: Handle) -> AsyncIterator[dict[str, str]
         role(OTHER, name="theirs"),
         role(OTHER),
         account(TENANT),
-        # So that the escalation check of RBAC lets the operator bind it.
+        # The escalation check of RBAC allows the operator to bind this ClusterRole.
         cluster_role(),
-        # It writes the status of the registration by these rights.
+        # These rights allow the account to write the status of the registration.
         cluster_role("test-dedicated", resources=["controlplaneregistrations/status"], verbs=["patch"]),
         cluster_binding("test-dedicated"),
         {
@@ -344,7 +344,7 @@ async def tokens(chart: Any, api_server: Handle) -> AsyncIterator[dict[str, str]
     rendered = parts(chart, RBAC | POLICIES, gateway=GATEWAY)
     async with without_the_clusters_own(kube), applied(kube, [*namespaces, *rendered, *objects]):
         await kube.run(*STATUS_PATCH, json.dumps({"status": RESOLVED}))
-        found = {
+        token_by_account = {
             name: (await kube.run("create", "token", name, f"--namespace={home}")).strip()
             for name, home in (
                 (OPERATOR_ACCOUNT, "kplane-system"),
@@ -353,14 +353,14 @@ async def tokens(chart: Any, api_server: Handle) -> AsyncIterator[dict[str, str]
             )
         }
         async with acting(api_server) as operator, asyncio.timeout(120):
-            while not await in_force(api_server, operator, found):
+            while not await in_force(api_server, operator, token_by_account):
                 pass
-        yield found
+        yield token_by_account
 
 
 @contextlib.asynccontextmanager
 async def without_the_clusters_own(kube: Kubectl) -> AsyncIterator[None]:
-    """Suspend the policy that an embedded cluster has for its own operator, which is another one."""
+    """Suspend the policy of the embedded cluster, which is for its own operator."""
     binding = {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicyBinding",
@@ -375,7 +375,7 @@ async def without_the_clusters_own(kube: Kubectl) -> AsyncIterator[None]:
 
 
 def acting(api_server: Handle) -> Client:
-    """Send requests as the operator."""
+    """Return a client that impersonates the operator."""
     admin = ClusterConfig.load(api_server.admin_kubeconfig)
     return Client(replace(admin, impersonation=Impersonation(OPERATOR)), field_manager="kplane")
 
@@ -387,19 +387,21 @@ async def operator(api_server: Handle, tokens: dict[str, str]) -> AsyncIterator[
 
 
 async def in_force(api_server: Handle, operator: Client, tokens: dict[str, str]) -> bool:
-    """Tell whether the API server has seen all that was written: who may write at all is held up by a policy only."""
+    """Tell whether the API server enforces all RBAC and policies: every refusal must come from a policy."""
     if await refusal(operator, "put", lease(OPERATOR_LEASE_NAMESPACE)):
         return False
-    told = [await refusal(operator, "create", deployment(FOREIGN))]
-    told += [await status_refusal(api_server, tokens[name], {"ready": False}) for name in (MCM_ACCOUNT, ACCOUNT)]
+    refusals = [await refusal(operator, "create", deployment(FOREIGN))]
+    refusals += [await status_refusal(api_server, tokens[name], {"ready": False}) for name in (MCM_ACCOUNT, ACCOUNT)]
     policies = (OPERATOR_ACCOUNT, MCM_ACCOUNT, MCM_ACCOUNT)
-    return all(f"ValidatingAdmissionPolicy '{policy}'" in why for policy, why in zip(policies, told, strict=True))
+    return all(
+        f"ValidatingAdmissionPolicy '{policy}'" in error for policy, error in zip(policies, refusals, strict=True)
+    )
 
 
 async def refusal(operator: Client, verb: str, body: dict[str, Any]) -> str:
-    """Do it as the operator, without effect; what the API server says against it, and nothing where it is allowed."""
-    resource, where = RESOURCES[body["kind"]], body["metadata"]
-    path = resource.path(None if verb == "create" else where["name"], namespace=where.get("namespace"))
+    """Send a dry-run request as the operator. Return the error of the API server, or "" if it allows the request."""
+    resource, metadata = RESOURCES[body["kind"]], body["metadata"]
+    path = resource.path(None if verb == "create" else metadata["name"], namespace=metadata.get("namespace"))
     params: dict[str, Any] = {"dryRun": "All"}
     try:
         match verb:
@@ -415,9 +417,9 @@ async def refusal(operator: Client, verb: str, body: dict[str, Any]) -> str:
                     "PATCH", path, body=body, params=params, content_type="application/merge-patch+json"
                 )
             case "put":
-                # As the operator does: by its name, whether it is there or not.
+                # The operator sends PUT by name, and the object may be missing.
                 with contextlib.suppress(NotFound):
-                    body = await operator.get(resource, where["name"], namespace=where.get("namespace"))
+                    body = await operator.get(resource, metadata["name"], namespace=metadata.get("namespace"))
                 await operator.request("PUT", path, body=body, params=params)
             case "delete":
                 await operator.request("DELETE", path, params=params)
@@ -429,7 +431,7 @@ async def refusal(operator: Client, verb: str, body: dict[str, Any]) -> str:
 
 
 async def status_refusal(api_server: Handle, token: str, status: dict[str, Any]) -> str:
-    """Patch the status of the registration with a token; what the API server says against it."""
+    """Patch the status of the registration with a token. Return the error of the API server, or ""."""
     config = ClusterConfig.load(api_server.admin_kubeconfig)
     bearer = ClusterConfig(server=config.server, ca_data=config.ca_data, token=token)
     async with Client(config, field_manager="kplane") as admin, Client(bearer, field_manager="kplane") as client:

@@ -1,4 +1,4 @@
-"""What the admission policies keep from the two identities that RBAC alone would allow, and what they let through."""
+"""Admission policies of the chart: allowed requests of operator and mcm, and requests that only a policy denies."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ DENIED = [
     ("create", deployment("default")),
     ("create", deployment("kube-system")),
     ("create", deployment("kplane-system")),
-    # a namespace of control planes by its label only, or by its name only
+    # namespaces that have only the label, or only the name, of a control plane's namespace
     ("create", deployment(OTHER)),
     ("create", deployment(FOREIGN)),
     ("create", service("default")),
@@ -122,7 +122,7 @@ DENIED = [
     ("create", secret("kplane-system", "kplane-saved-keys-a-uid", type="example.org/other")),
     ("create", secret("kplane-system", "kplane-snapshot-a-0", type="example.org/other")),
     ("create", secret("kplane-system", CERTIFICATE, type="example.org/other")),
-    # for a gateway: elsewhere, by another name, of nothing, of something else, and anything but Secrets
+    # for a gateway: other namespace, other name, no owner, other owner, other type, other kind of object
     ("create", for_gateway("kplane-system")),
     ("create", for_gateway(GATEWAY, "another")),
     ("create", secret(GATEWAY, "controlplane-access", type="Opaque")),
@@ -137,7 +137,7 @@ DENIED = [
     ("create", role(TENANT, resources=["secrets", "pods"])),
     ("create", binding(OTHER, user="another")),
     ("create", binding(OTHER, name="another")),
-    # its own right to Secrets: elsewhere, in all namespaces, for others, or by another name
+    # binding of the operator to Secrets: other namespaces, all namespaces, other subjects, other names
     ("create", own_binding("default")),
     ("create", own_binding("kube-system")),
     ("create", own_binding("kplane-system", "another")),
@@ -181,7 +181,7 @@ DENIED = [
     ("delete", cluster_binding(MCM_ACCOUNT)),
 ]
 
-# By RBAC, before a policy is asked: where no binding gives the operator a right to Secrets, mcm gets none of it either.
+# RBAC refuses these requests before any policy. The operator cannot grant mcm access to Secrets that it cannot read.
 WITHOUT_RIGHT = [
     ("create", secret("default")),
     ("apply", secret(OTHER, data={"key": "dmFsdWU="})),
@@ -210,30 +210,34 @@ def describe(body: Any) -> str:
     return f"{body['kind']} {metadata.get('namespace', '')}/{metadata['name']}"
 
 
-async def test_the_operator_writes_what_it_has_to(operator: Client) -> None:
+async def test_admission_policy_allows_requests_of_operator(operator: Client) -> None:
     refused = {f"{verb} {describe(body)}": await refusal(operator, verb, body) for verb, body in ALLOWED}
-    assert {what: why for what, why in refused.items() if why} == {}
+    assert {request: error for request, error in refused.items() if error} == {}
 
 
-async def test_the_operators_token_is_worth_nothing_elsewhere(operator: Client) -> None:
-    """RBAC alone would allow all of this, as it cannot tell namespaces by their names."""
+async def test_admission_policy_denies_operator_requests_elsewhere(operator: Client) -> None:
+    """RBAC alone would allow all of these requests, because it cannot match names of namespaces."""
     refused = [(f"{verb} {describe(body)}", await refusal(operator, verb, body)) for verb, body in DENIED]
-    assert [what for what, why in refused if f"ValidatingAdmissionPolicy '{OPERATOR_ACCOUNT}'" not in why] == []
+    assert [
+        request for request, error in refused if f"ValidatingAdmissionPolicy '{OPERATOR_ACCOUNT}'" not in error
+    ] == []
 
 
-async def test_the_operators_token_reads_no_secret_elsewhere(operator: Client) -> None:
-    """Not by its own right, by a right that it gives itself, nor by one that it gives mcm."""
+async def test_rbac_denies_operator_secrets_of_other_namespaces(operator: Client) -> None:
+    """Neither own rights nor rights that the operator grants to itself or to mcm give access."""
     refused = [(f"{verb} {describe(body)}", await refusal(operator, verb, body)) for verb, body in WITHOUT_RIGHT]
-    assert [what for what, why in refused if "forbidden" not in why or "ValidatingAdmissionPolicy" in why] == []
-    for where in ("default", "kube-system", FOREIGN):
+    assert [
+        request for request, error in refused if "forbidden" not in error or "ValidatingAdmissionPolicy" in error
+    ] == []
+    for place in ("default", "kube-system", FOREIGN):
         with pytest.raises(Forbidden):
-            await operator.list(SECRETS, namespace=where)
+            await operator.list(SECRETS, namespace=place)
         with pytest.raises(Forbidden):
-            await operator.get(SECRETS, "any", namespace=where)
+            await operator.get(SECRETS, "any", namespace=place)
     assert (await operator.get(SECRETS, "a-secret", namespace=TENANT))["metadata"]["name"] == "a-secret"
 
 
-async def test_the_operator_opens_a_namespace_to_itself(operator: Client, eventually: Any) -> None:
+async def test_operator_binds_itself_to_secrets_of_a_namespace(operator: Client, eventually: Any) -> None:
     with pytest.raises(Forbidden):
         await operator.get(SECRETS, "a-secret", namespace=UNBOUND)
     access = SecretAccess(operator, stores=Stores(), namespace="kplane-system", role=SECRETS_ROLE)
@@ -241,7 +245,7 @@ async def test_the_operator_opens_a_namespace_to_itself(operator: Client, eventu
     try:
 
         async def opened() -> bool:
-            # It waits for seconds only, and the operator tries again.
+            # `open` waits for a few seconds, and raises. The operator retries.
             with contextlib.suppress(ConditionError):
                 await access.open(UNBOUND)
                 return True
@@ -254,7 +258,7 @@ async def test_the_operator_opens_a_namespace_to_itself(operator: Client, eventu
         await asyncio.wait([task])
 
 
-async def test_the_operator_writes_service_monitors_in_namespaces_of_control_planes_only(
+async def test_operator_writes_service_monitors_for_control_planes_only(
     kube: Kubectl, operator: Client, eventually: Any
 ) -> None:
     kinds = crds()
@@ -263,32 +267,35 @@ async def test_the_operator_writes_service_monitors_in_namespaces_of_control_pla
         await kube.run("wait", "--for=condition=Established", *names)
         await eventually(lambda: kube.items("servicemonitors", "-A"), lambda found: found == [])
         assert await refusal(operator, "apply", service_monitor(TENANT)) == ""
-        for where in (FOREIGN, OTHER, "default", "kplane-system"):
-            why = await refusal(operator, "apply", service_monitor(where))
-            assert f"ValidatingAdmissionPolicy '{OPERATOR_ACCOUNT}'" in why
+        for place in (FOREIGN, OTHER, "default", "kplane-system"):
+            error = await refusal(operator, "apply", service_monitor(place))
+            assert f"ValidatingAdmissionPolicy '{OPERATOR_ACCOUNT}'" in error
 
 
-async def test_a_refusal_says_what_is_wrong(operator: Client) -> None:
-    why = await refusal(operator, "create", deployment("default"))
+async def test_refusal_message_names_resource_and_namespace(operator: Client) -> None:
+    error = await refusal(operator, "create", deployment("default"))
     assert (
-        "the operator of kplane writes to namespaces of control planes, and not deployments in namespace default" in why
+        "the operator of kplane writes to namespaces of control planes, and not deployments in namespace default"
+        in error
     )
 
 
 @pytest.mark.usefixtures("tokens")
-async def test_nobody_else_is_held_up(kube: Kubectl) -> None:
+async def test_admission_policy_ignores_requests_of_other_users(kube: Kubectl) -> None:
     await kube.run("create", "--dry-run=server", "-f", "-", stdin=json.dumps(deployment("default")))
 
 
 @pytest.mark.parametrize("name", [MCM_ACCOUNT, ACCOUNT])
-async def test_mcm_tells_of_its_instance(api_server: Handle, tokens: dict[str, str], name: str) -> None:
-    said: list[dict[str, Any]] = [
+async def test_mcm_may_write_instance_and_condition_running(
+    api_server: Handle, tokens: dict[str, str], name: str
+) -> None:
+    statuses: list[dict[str, Any]] = [
         {"instance": {"controlPlaneUID": "uid-1", "version": "v1.36.3"}, "conditions": [READY, RUNNING]},
         {"conditions": [RUNNING, READY]},
         {"conditions": [READY], "instance": None},
         {"instance": {}},
     ]
-    assert [await status_refusal(api_server, tokens[name], status) for status in said] == [""] * len(said)
+    assert [await status_refusal(api_server, tokens[name], status) for status in statuses] == [""] * len(statuses)
 
 
 @pytest.mark.parametrize(
@@ -308,14 +315,14 @@ async def test_mcm_tells_of_its_instance(api_server: Handle, tokens: dict[str, s
     ],
     ids=lambda status: json.dumps(status)[:60],
 )
-async def test_mcms_token_changes_nothing_that_the_operator_decides(
+async def test_mcm_may_not_write_status_fields_of_the_operator(
     api_server: Handle, tokens: dict[str, str], status: dict[str, Any]
 ) -> None:
-    """By its server's address and by its Secret the controllers of a tenant could be led to somebody else."""
+    """A changed endpoint or Secret could direct the controllers of a tenant to another server."""
     for name in (MCM_ACCOUNT, ACCOUNT):
-        why = await status_refusal(api_server, tokens[name], status)
-        assert f"ValidatingAdmissionPolicy '{MCM_ACCOUNT}'" in why
+        error = await status_refusal(api_server, tokens[name], status)
+        assert f"ValidatingAdmissionPolicy '{MCM_ACCOUNT}'" in error
 
 
-async def test_others_write_the_status_of_registrations_as_before(api_server: Handle, tokens: dict[str, str]) -> None:
+async def test_operator_may_write_status_of_registrations(api_server: Handle, tokens: dict[str, str]) -> None:
     assert await status_refusal(api_server, tokens[OPERATOR_ACCOUNT], {"ready": False}) == ""

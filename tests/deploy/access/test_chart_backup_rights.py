@@ -1,4 +1,4 @@
-"""What a backup with keys reads by its rights, and what the question before an uninstallation reads."""
+"""RBAC of backups with keys, and of the hook that runs before an uninstallation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ QUESTION_MAY = [("list", f"{OURS}/controlplanes", "")]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def backups(chart: Any, api_server: Handle) -> AsyncIterator[None]:
-    """RBAC of the chart with backups that have keys, and a control plane with what it leaves in the cluster."""
+    """Apply the chart's RBAC for backups with keys, and a control plane with its namespace and Secrets."""
     rendered = chart.render(release=RELEASE, settings={"etcd.backup.recipients": [KEY]})
     rights = [item for item in rendered.manifests if item["kind"] in RBAC]
     data = {"ca.key": base64.b64encode(b"secret").decode()}
@@ -74,7 +74,9 @@ def client(api_server: Handle, account: str) -> Client:
 
 @pytest.mark.usefixtures("backups")
 @pytest.mark.parametrize("account", ["etcd-backup", "before-upgrade"])
-async def test_a_backup_has_what_a_restore_needs(api_server: Handle, account: str, eventually: Any) -> None:
+async def test_backup_reads_every_object_that_a_restore_needs(
+    api_server: Handle, account: str, eventually: Any
+) -> None:
     async with client(api_server, account) as reader:
 
         async def found() -> list[dict[str, Any]]:
@@ -102,7 +104,7 @@ async def test_a_backup_has_what_a_restore_needs(api_server: Handle, account: st
         ("before-uninstall", QUESTION_MAY, [*BACKUP_MAY[1:], *BACKUP_MAY_NOT]),
     ],
 )
-async def test_rights_are_those_that_are_needed(
+async def test_service_accounts_of_hooks_have_exactly_the_listed_rights(
     account: str, yes: list[tuple[str, str, str]], no: list[tuple[str, str, str]], api_server: Handle, eventually: Any
 ) -> None:
     kube: Kubectl = api_server.kubectl
@@ -112,10 +114,10 @@ async def test_rights_are_those_that_are_needed(
 
 
 @pytest.mark.usefixtures("backups")
-async def test_nobody_uninstalls_what_control_planes_need(api_server: Handle, eventually: Any) -> None:
+async def test_uninstall_is_refused_while_control_planes_exist(api_server: Handle, eventually: Any) -> None:
     async with client(api_server, "before-uninstall") as reader:
-        said = await eventually(lambda: refusal(reader))
-    assert said.startswith("kplane is not uninstalled, because there are control planes: ")
-    assert "backup" in said
-    assert "kubectl delete controlplanes --all" in said
-    assert "helm uninstall with --no-hooks" in said
+        message = await eventually(lambda: refusal(reader))
+    assert message.startswith("kplane is not uninstalled, because there are control planes: ")
+    assert "backup" in message
+    assert "kubectl delete controlplanes --all" in message
+    assert "helm uninstall with --no-hooks" in message

@@ -1,4 +1,4 @@
-"""What the two identities may do on a cluster by RBAC."""
+"""RBAC of the service accounts of operator, mcm and gateway."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("chart-access"), 
 
 
 async def may(kube: Kubectl, user: str, questions: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Which of (verb, resource, namespace) RBAC allows. A resource may be "group/resource" and "resource:name"."""
+    """Return each (verb, resource, namespace) that RBAC allows. Forms: "group/resource", "resource:name"."""
     reviews = []
-    for verb, what, where in questions:
-        kind, _, name = what.partition(":")
+    for verb, target, scope in questions:
+        kind, _, name = target.partition(":")
         group, _, resource = kind.rpartition("/")
         resource, _, subresource = resource.partition(".")
         attributes = {
@@ -29,7 +29,7 @@ async def may(kube: Kubectl, user: str, questions: Sequence[tuple[str, str, str]
             "group": group,
             "resource": resource,
             "subresource": subresource,
-            "namespace": where,
+            "namespace": scope,
             "name": name,
         }
         groups = ["system:authenticated", "system:serviceaccounts", "system:serviceaccounts:kplane-system"]
@@ -43,14 +43,14 @@ async def may(kube: Kubectl, user: str, questions: Sequence[tuple[str, str, str]
     listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": reviews})
     answers = (await kube.run("create", "-f", "-", "-o", 'jsonpath={.status.allowed}{"\\n"}', stdin=listed)).split()
     return [
-        f"{verb} {what} in {where or 'the cluster'}"
-        for (verb, what, where), answer in zip(questions, answers, strict=True)
+        f"{verb} {target} in {scope or 'the cluster'}"
+        for (verb, target, scope), answer in zip(questions, answers, strict=True)
         if answer == "true"
     ]
 
 
 def told(questions: Sequence[tuple[str, str, str]]) -> list[str]:
-    return [f"{verb} {what} in {where or 'the cluster'}" for verb, what, where in questions]
+    return [f"{verb} {target} in {scope or 'the cluster'}" for verb, target, scope in questions]
 
 
 OURS = "controlplane.kplane.dev"
@@ -69,7 +69,7 @@ OPERATOR_MAY = [
     *[(verb, f"{OURS}/controlplanesnapshots", "") for verb in ("get", "list", "watch", "create", "patch", "delete")],
     ("patch", f"{OURS}/controlplanesnapshots.status", ""),
     *[(verb, "namespaces", "") for verb in ("get", "list", "watch", "create", "patch", "delete")],
-    # by the bindings of single namespaces
+    # by RoleBindings in the namespaces
     *[(verb, "secrets", TENANT) for verb in ("get", "list", "watch", "create", "patch", "delete")],
     *[(verb, "secrets", "kplane-system") for verb in ("get", "list", "watch", "create", "patch", "delete")],
     *[(verb, "secrets", GATEWAY) for verb in ("get", "list", "watch", "create", "patch", "delete")],
@@ -225,9 +225,9 @@ GATEWAY_MAY_NOT = [
     ],
     ids=["operator", "mcm", "gateway"],
 )
-async def test_rights_are_those_that_are_needed(
+async def test_service_accounts_have_exactly_the_listed_rights(
     user: str, yes: list[tuple[str, str, str]], no: list[tuple[str, str, str]], kube: Kubectl, eventually: Any
 ) -> None:
-    # What RBAC allows is known some moments after it was written.
+    # The API server enforces a change of RBAC after a short delay.
     await eventually(lambda: may(kube, user, yes), lambda allowed: allowed == told(yes))
     assert await may(kube, user, [*yes, *no]) == told(yes)

@@ -1,4 +1,4 @@
-"""Programs that stand in for kind and kubectl: what the plugin makes of them is the subject, not what they are."""
+"""Stand-ins for kind, kubectl and the programs of embedded clusters, for tests of the pytest plugin."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SETTINGS = (
     "USE_EXISTING_CLUSTER",
 )
 
-# Each notes how it was called. kind keeps its clusters in a file.
+# Each stand-in records its calls. The stand-in of kind stores its clusters in a file.
 KIND = """
 case "$1 $2" in
   "get clusters") cat "$0.clusters" ;;
@@ -44,7 +44,7 @@ esac
 
 @dataclass(frozen=True)
 class StandIns:
-    """Programs in a directory that comes first on PATH, and is KPLANE_BINARIES_DIR."""
+    """Stand-in programs in a directory that is first in PATH and is KPLANE_BINARIES_DIR."""
 
     directory: Path
 
@@ -70,7 +70,7 @@ class StandIns:
         return (self.directory / "kind.clusters").read_text().split()
 
     def write_kind_that_hangs(self) -> Path:
-        """It gets as far as that the cluster is listed."""
+        """Write a kind whose `create cluster` lists the cluster and then hangs."""
         (self.directory / "kind.clusters").touch()
         hangs = '[ "$1" != create ] || { echo "${3#--name=}" >> "$0.clusters"; exec sleep 600; }'
         return self.write("kind", f"{hangs}\n{KIND}")
@@ -82,7 +82,7 @@ class StandIns:
 
 @pytest.fixture
 def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIns:
-    """An environment that names no cluster, on a machine that has no programs but those that the test writes."""
+    """An environment without cluster settings, on a machine with only the stand-in programs of the test."""
     directory = tmp_path / "stand-ins"
     directory.mkdir()
     for name in SETTINGS:

@@ -1,4 +1,4 @@
-"""Which backend is chosen, over all that the choice depends on."""
+"""Choice of the backend by option, environment and probes of the machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kplane.testing.errors import Misconfigured, Unavailable
 
 @dataclass(frozen=True)
 class Found:
-    """A machine as a test wants it; None is what cannot be had there."""
+    """Probes of a fake machine. None means that the machine lacks the item, and its probe raises Unavailable."""
 
     context: str | None = None
     can: frozenset[str] | None = frozenset({"api", "gc"})
@@ -43,14 +43,14 @@ class Found:
         return "/kind"
 
     def programs(self, *, obtain: bool) -> str:
-        found = self.cached or (self.obtained if obtain else None)
-        if found is None:
+        directory = self.cached or (self.obtained if obtain else None)
+        if directory is None:
             raise Unavailable("no programs")
-        return found
+        return directory
 
 
 class Untouched:
-    """A machine that must not be asked."""
+    """Probes that fail the test if they are called."""
 
     def __getattr__(self, name: str) -> object:
         raise AssertionError(f"{name} was asked for")
@@ -116,21 +116,23 @@ NOTHING_NAMED = [
     ("option", "environment", "machine", "summary"),
     [*ASKED_FOR, *NOT_THERE, *(("auto", *case) for case in (*NAMED_BY_THE_ENVIRONMENT, *NOTHING_NAMED))],
 )
-def test_chooses(option: str, environment: Mapping[str, str], machine: Found, summary: str) -> None:
+def test_choose_returns_backend_and_reason(
+    option: str, environment: Mapping[str, str], machine: Found, summary: str
+) -> None:
     assert choose(option, environment=environment, probes=machine).summary == summary
 
 
-def test_says_which_cluster_it_is() -> None:
+def test_choice_has_name_and_existence_of_cluster() -> None:
     def choice(option: str, machine: Found = EVERYTHING) -> tuple[str, bool]:
-        chosen = choose(option, environment={"KIND_CLUSTER": "other", **ALLOWED}, probes=machine)
-        return chosen.target, chosen.exists
+        result = choose(option, environment={"KIND_CLUSTER": "other", **ALLOWED}, probes=machine)
+        return result.target, result.exists
 
     assert choice("existing") == ("test", True)
     assert choice("kind") == ("other", True)
     assert choice("kind", Found(clusters=())) == ("other", False)
 
 
-def test_knows_what_each_backend_can_do() -> None:
+def test_choice_has_capabilities_of_backend() -> None:
     def can(option: str, machine: Found = EVERYTHING) -> frozenset[str]:
         return choose(option, environment=ALLOWED, probes=machine).capabilities
 
@@ -140,7 +142,7 @@ def test_knows_what_each_backend_can_do() -> None:
     assert can("existing", Found(context="test", can=frozenset({"api", "pods"}))) == {"api", "pods"}
 
 
-def test_asks_nothing_that_it_does_not_need() -> None:
+def test_choice_of_none_calls_no_probe() -> None:
     assert choose("none", environment={"USE_EXISTING_CLUSTER": "true"}, probes=Untouched()).backend == "none"
 
 
@@ -149,30 +151,32 @@ def test_asks_nothing_that_it_does_not_need() -> None:
     ("allowed", "says"),
     [({}, "is not set"), ({"K8S_ALLOWED_CONTEXTS": " , "}, "is not set"), (ALLOWED, "allows te")],
 )
-def test_touches_no_context_that_is_not_allowed(option: str, allowed: Mapping[str, str], says: str) -> None:
+def test_disallowed_context_is_refused_without_further_probes(
+    option: str, allowed: Mapping[str, str], says: str
+) -> None:
     class Production(Untouched):
         def current_context(self) -> str:
             return "production"
 
-    with pytest.raises(Misconfigured, match=f"current context production: K8S_ALLOWED_CONTEXTS {says}") as refused:
+    with pytest.raises(Misconfigured, match=f"current context production: K8S_ALLOWED_CONTEXTS {says}") as error_info:
         choose(option, environment={"USE_EXISTING_CLUSTER": "true", **allowed}, probes=Production())
-    assert "set K8S_ALLOWED_CONTEXTS=production" in str(refused.value)
+    assert "set K8S_ALLOWED_CONTEXTS=production" in str(error_info.value)
 
 
 @pytest.mark.parametrize("allowed", ["test", "kind-*, test", "*", " te?t"])
-def test_allows_contexts_by_pattern(allowed: str) -> None:
+def test_context_matching_a_pattern_is_allowed(allowed: str) -> None:
     environment = {"K8S_ALLOWED_CONTEXTS": allowed}
     assert choose("existing", environment=environment, probes=EVERYTHING).backend == "existing"
 
 
 @pytest.mark.parametrize("allowed", ["Test", "tes", "est", "kind-*"])
-def test_takes_no_pattern_for_another(allowed: str) -> None:
+def test_context_matching_no_pattern_is_refused(allowed: str) -> None:
     with pytest.raises(Misconfigured):
         choose("existing", environment={"K8S_ALLOWED_CONTEXTS": allowed}, probes=EVERYTHING)
 
 
 @pytest.mark.parametrize(("option", "name"), [("auto", "USE_EXISTING_CLUSTER"), ("kind", "KIND_KEEP")])
-def test_says_which_variable_means_nothing(option: str, name: str) -> None:
+def test_invalid_boolean_variable_is_refused_by_name(option: str, name: str) -> None:
     with pytest.raises(Misconfigured, match=f"failed to read {name}=maybe: expected true or false"):
         choose(option, environment={name: "maybe"}, probes=EVERYTHING)
 
@@ -180,11 +184,11 @@ def test_says_which_variable_means_nothing(option: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("value", "meaning"), [("true", True), ("1", True), ("Yes", True), ("FALSE", False), ("0", False), ("", False)]
 )
-def test_reads_yes_and_no(value: str, meaning: bool) -> None:
+def test_is_true_reads_boolean_values_of_variables(value: str, meaning: bool) -> None:
     assert is_true("X", environment={"X": value}) is meaning
     assert is_true("Y", environment={"X": value}) is False
 
 
-def test_is_sent_to_workers_and_read_back() -> None:
+def test_choice_survives_dump_and_load() -> None:
     choice = Choice(backend="kind", reason="why", capabilities=frozenset({"api", "gc"}), target="c", exists=False)
     assert Choice.load(choice.dump()) == choice

@@ -1,4 +1,4 @@
-"""The fixture `clean_api_server`: what a test leaves does not reach the next one."""
+"""The fixture `clean_api_server`: objects of a test do not affect the next test."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def kubectl(server: CleanServer, binaries: Binaries) -> Callable[..., str]:
     def run(*args: str, stdin: str | None = None, refused: str | None = None) -> str:
         command = [str(binaries.path("kubectl")), f"--kubeconfig={server.kubeconfig}", *args]
         command.insert(1, f"--cache-dir={server.directory}/cache")
-        ended = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
-        assert (ended.returncode == 0) == (refused is None), ended.stderr
-        assert refused is None or refused in ended.stderr
-        return ended.stdout
+        process = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+        assert (process.returncode == 0) == (refused is None), process.stderr
+        assert refused is None or refused in process.stderr
+        return process.stdout
 
     return run
 
@@ -100,25 +100,23 @@ LISTS = (
 
 
 def _everything(server: CleanServer) -> dict[str, Any]:
-    """What an API server shows that is the same after every reset, of lists from its watch caches, as clients do."""
+    """Return the objects and API groups that every reset restores. Lists come from watch caches, as for clients."""
 
     async def read() -> dict[str, Any]:
         async with Client(ClusterConfig.load(server.kubeconfig), field_manager="kplane") as client:
-            found: dict[str, Any] = {}
+            objects: dict[str, Any] = {}
             for path in LISTS:
                 items = (await client.request("GET", path, params={"resourceVersion": "0"}))["items"]
-                found[path] = sorted((each["metadata"]["name"], each["metadata"]["uid"]) for each in items)
+                objects[path] = sorted((item["metadata"]["name"], item["metadata"]["uid"]) for item in items)
             groups = (await client.request("GET", "/apis"))["groups"]
-            return found | {"discovery": sorted(group["name"] for group in groups)}
+            return objects | {"discovery": sorted(group["name"] for group in groups)}
 
     return asyncio.run(read())
 
 
 @pytest.mark.slow
-def test_the_same_names_again_for_five_rounds_and_nothing_is_left(
-    server: CleanServer, kubectl: Callable[..., str]
-) -> None:
-    clean = _everything(server)
+def test_clean_restores_initial_state_in_each_of_five_rounds(server: CleanServer, kubectl: Callable[..., str]) -> None:
+    initial_state = _everything(server)
     for _ in range(5):
         kubectl("create", "namespace", "shop")
         for number in range(3):
@@ -132,17 +130,15 @@ def test_the_same_names_again_for_five_rounds_and_nothing_is_left(
         kubectl("delete", "namespace", "default", refused="forbidden")
         kubectl("delete", "configmap", "-n=kube-system", "extension-apiserver-authentication")
         assert kubectl("auth", "can-i", "get", "secrets", "--as=jane").strip() == "yes"
-        changed = server.clean()
-        assert changed["changes"] > 10
-        assert _everything(server) == clean
+        result = server.clean()
+        assert result["changes"] > 10
+        assert _everything(server) == initial_state
         kubectl("auth", "can-i", "get", "secrets", "--as=jane", refused="")
         kubectl("get", "--raw", "/apis/example.com/v1", refused="NotFound")
         kubectl("create", "configmap", "c0", "-n=shop", refused="not found")
 
 
-def test_leases_and_events_go_and_a_namespace_named_like_them_too(
-    server: CleanServer, kubectl: Callable[..., str]
-) -> None:
+def test_clean_deletes_leases_events_and_namespaces_so_named(server: CleanServer, kubectl: Callable[..., str]) -> None:
     for namespace in ("leases", "events"):
         kubectl("create", "namespace", namespace)
         kubectl("create", "configmap", "left", f"--namespace={namespace}")
@@ -151,18 +147,18 @@ def test_leases_and_events_go_and_a_namespace_named_like_them_too(
         event = {"apiVersion": "v1", "kind": "Event", "metadata": metadata, "involvedObject": {"namespace": namespace}}
         kubectl("create", "-f", "-", stdin=json.dumps(lease))
         kubectl("create", "-f", "-", stdin=json.dumps(event))
-    own = kubectl("get", "leases", "-n=kube-system", "-o=name")
+    system_leases = kubectl("get", "leases", "-n=kube-system", "-o=name")
     server.clean()
     for kind in ("leases", "events", "configmaps"):
         for namespace in ("leases", "events"):
             assert kubectl("get", kind, f"--namespace={namespace}", "-o=name") == ""
-    assert own == kubectl("get", "leases", "-n=kube-system", "-o=name") != ""
+    assert system_leases == kubectl("get", "leases", "-n=kube-system", "-o=name") != ""
 
 
 @pytest.mark.parametrize(
     "left", [POLICY, HOOK % "ValidatingWebhookConfiguration", HOOK % "MutatingWebhookConfiguration"]
 )
-def test_what_refused_objects_refuses_none_any_more(
+def test_clean_removes_policies_and_webhooks_that_refuse_objects(
     server: CleanServer, kubectl: Callable[..., str], eventually: Callable[..., Any], left: str
 ) -> None:
     kubectl("apply", "-f", "-", stdin=left)
@@ -177,17 +173,15 @@ def test_what_refused_objects_refuses_none_any_more(
     kubectl("create", "secret", "generic", "s0")
 
 
-def test_a_deleted_namespace_that_was_there_first_takes_objects_again(
-    server: CleanServer, kubectl: Callable[..., str]
-) -> None:
-    # Without a controller it stays Terminating.
+def test_clean_restores_a_terminating_system_namespace(server: CleanServer, kubectl: Callable[..., str]) -> None:
+    # Without the namespace controller, the namespace stays Terminating.
     kubectl("delete", "namespace", "kube-node-lease", "--wait=false")
     kubectl("create", "configmap", "c", "-n=kube-node-lease", refused="being terminated")
     server.clean()
     kubectl("create", "configmap", "c", "-n=kube-node-lease")
 
 
-def test_pods_can_be_created_though_nothing_runs_them(kubectl: Callable[..., str]) -> None:
+def test_created_pod_is_pending(kubectl: Callable[..., str]) -> None:
     kubectl("run", "one", "--image=none")
     assert kubectl("get", "pod", "one", "-o=jsonpath={.status.phase}") == "Pending"
 
@@ -200,7 +194,7 @@ def pytester(pytester: pytest.Pytester, binaries: Binaries, monkeypatch: pytest.
     return pytester
 
 
-def test_one_tests_leftovers_do_not_reach_the_next_and_manifests_are_there_for_each(pytester: pytest.Pytester) -> None:
+def test_fixture_cleans_server_and_applies_manifests_per_test(pytester: pytest.Pytester) -> None:
     pytester.makefile(".yaml", crd=CRD)
     pytester.makeconftest("""
         import pytest

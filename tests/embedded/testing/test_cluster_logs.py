@@ -1,4 +1,4 @@
-"""What is gathered of a cluster for a failed test."""
+"""Logs and events of a cluster, collected for a failed test."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ PODS = [
 ]
 
 
-def test_gathers_events_sick_pods_and_the_logs_of_the_namespaces_that_matter(stand_ins) -> None:
+def test_collect_returns_events_unready_pods_and_logs_in_order(stand_ins) -> None:
     kubectl = stand_ins.write_kubectl(pods=json.dumps({"items": PODS}))
     logs = {log.name: log.text for log in collect(_cluster(kubectl), namespaces=["widgets-b", "widgets-*"], whole=True)}
     assert list(logs) == [
         "events.txt",
-        # Of every namespace, what is wrong with them.
+        # Descriptions of unready and restarted pods in all namespaces.
         "kube-system/broken/pod.txt",
         "widgets-a/operator/pod.txt",
         "widgets-b/new/pod.txt",
-        # Those that are not well come first, then the namespaces by the patterns. What has not begun has no log.
+        # Logs of these pods first, then in the order of the patterns. Waiting containers have no log.
         "widgets-a/operator/operator.log",
         "widgets-a/operator/proxy.log",
         "widgets-a/operator/proxy.previous.log",
@@ -69,13 +69,13 @@ def test_gathers_events_sick_pods_and_the_logs_of_the_namespaces_that_matter(sta
     assert previous.endswith("logs -n widgets-a operator -c proxy --tail=-1 --previous\n")
 
 
-def test_asks_for_the_ends_where_nobody_keeps_more(stand_ins) -> None:
+def test_collect_reads_last_25_lines_unless_whole(stand_ins) -> None:
     kubectl = stand_ins.write_kubectl(pods=json.dumps({"items": PODS}))
     logs = {log.name: log.text for log in collect(_cluster(kubectl), namespaces=["widgets-b"], whole=False)}
     assert logs["widgets-b/good/good.log"].endswith("-c good --tail=25")
 
 
-def test_a_cluster_that_does_not_answer_is_asked_once(stand_ins) -> None:
+def test_collect_calls_an_unreachable_cluster_once(stand_ins) -> None:
     kubectl = stand_ins.write("kubectl", 'echo "connection refused" >&2; exit 1')
     (log,) = collect(_cluster(kubectl), namespaces=["*"], whole=True)
     assert log.name == "pods.txt"
@@ -84,7 +84,7 @@ def test_a_cluster_that_does_not_answer_is_asked_once(stand_ins) -> None:
 
 
 @pytest.mark.parametrize(("whole", "lines"), [(True, 100), (False, 25)])
-def test_gathers_the_log_files_of_an_embedded_cluster(stand_ins, tmp_path: Path, whole: bool, lines: int) -> None:
+def test_collect_reads_log_files_of_an_embedded_cluster(stand_ins, tmp_path: Path, whole: bool, lines: int) -> None:
     directory = tmp_path / "cluster"
     (directory / "runtime" / "etcd").mkdir(parents=True)
     (directory / "daemon.log").write_text("ready\n")
@@ -96,7 +96,7 @@ def test_gathers_the_log_files_of_an_embedded_cluster(stand_ins, tmp_path: Path,
     assert logs["runtime/etcd.log"] == [str(number) for number in range(100 - lines, 100)]
 
 
-def test_shows_no_more_than_a_person_reads() -> None:
+def test_ends_shows_12_logs_of_25_lines_and_names_the_rest() -> None:
     logs = [Log(name="silent", text=" \n"), *(Log(name=f"log-{i}", text="line\n" * 100) for i in range(14))]
     sections = ends(logs)
     assert [name for name, _ in sections] == [*(f"log-{i}" for i in range(12)), "more logs"]
@@ -112,6 +112,6 @@ def test_shows_no_more_than_a_person_reads() -> None:
         ("x" * 300, "x" * 150),
     ],
 )
-def test_names_directories_that_stay_where_they_belong(nodeid: str, name: str) -> None:
+def test_directory_name_has_no_slash_and_at_most_150_characters(nodeid: str, name: str) -> None:
     assert directory_name(nodeid) == name
     assert "/" not in name

@@ -1,4 +1,4 @@
-"""The fixture `k8s` over real clusters, and what docs/testing shows of it."""
+"""The fixture `k8s` with real clusters, and its example in docs/testing."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ SETTINGS = ("K8S_ALLOWED_CONTEXTS", "KIND_CLUSTER", "KIND_NODE_IMAGE", "KUBECONF
 
 @pytest.fixture
 def pytester(pytester: pytest.Pytester, binaries: Binaries, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """A run of pytest in an environment that names no cluster, and has the programs."""
+    """A run of pytest in an environment without cluster settings, with cached programs."""
     for name in SETTINGS:
         monkeypatch.delenv(name, raising=False)
-    # pytester has a HOME of its own, where no programs are cached.
+    # pytester sets its own HOME, which has no cached programs.
     monkeypatch.setenv("XDG_CACHE_HOME", str(binaries.kubernetes.parents[2]))
     return pytester
 
 
 def _blocks(document: str) -> dict[str, str]:
-    """The files that a document shows: blocks that begin with a comment that is a name."""
+    """Return the files that a document shows: code blocks whose first line is a comment with a file name."""
     return dict(re.findall(r"```\w+\n# (\S+\.\w+)\n(.*?)```", document, re.DOTALL))
 
 
-def test_the_example_of_the_documentation_works_without_kplanes_operators(pytester: pytest.Pytester) -> None:
+def test_documented_example_passes_without_kplane_operators(pytester: pytest.Pytester) -> None:
     files = _blocks(DOCUMENT.read_text())
     assert set(files) == {"widgets.py", "crd.yaml", "conftest.py", "test_widgets.py"}
     for name, content in files.items():
@@ -76,7 +76,7 @@ def test_the_example_of_the_documentation_works_without_kplanes_operators(pytest
 
 
 @pytest.mark.slow
-def test_a_project_may_have_packages_of_the_same_names(pytester: pytest.Pytester) -> None:
+def test_project_packages_may_share_names_of_kplane_packages(pytester: pytest.Pytester) -> None:
     for name in ("api", "controlplane_operator", "embedded", "mcm", "provider", "tools", "workloads"):
         pytester.mkpydir(name)
     pytester.makepyfile("""
@@ -92,7 +92,7 @@ def test_a_project_may_have_packages_of_the_same_names(pytester: pytest.Pytester
 
 
 @pytest.mark.slow
-def test_runs_kplanes_operators_for_those_who_ask(pytester: pytest.Pytester) -> None:
+def test_k8s_operators_fixture_starts_kplane_operators(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("""
         import pytest
 
@@ -110,13 +110,13 @@ def test_runs_kplanes_operators_for_those_who_ask(pytester: pytest.Pytester) -> 
     outcome.stdout.fnmatch_lines(
         ["k8s: local (auto: *", "*to see the logs*", "*- daemon.log -*", "*INFO kplane.embedded ready*"]
     )
-    (kept,) = (pytester.path / "kept").iterdir()
-    names = {str(file.relative_to(kept)) for file in kept.rglob("*.log")}
+    (report,) = (pytester.path / "kept").iterdir()
+    names = {str(file.relative_to(report)) for file in report.rglob("*.log")}
     parts = ("etcd", "kube-apiserver", "kube-controller-manager", "controlplane-operator", "mcm")
     assert names >= {"daemon.log", *(f"runtime/{part}.log" for part in parts)}
 
 
-def test_uses_an_existing_cluster_that_is_allowed(
+def test_existing_cluster_is_used_only_if_context_is_allowed(
     pytester: pytest.Pytester, api_server: Handle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(api_server.admin_kubeconfig))
@@ -133,11 +133,11 @@ def test_uses_an_existing_cluster_that_is_allowed(
         @pytest.mark.k8s_needs("pods")
         def test_runs_pods(k8s): assert False
     """)
-    refused = pytester.runpytest_subprocess()
-    assert refused.ret == pytest.ExitCode.USAGE_ERROR
-    refused.stderr.fnmatch_lines(["ERROR: auto: USE_EXISTING_CLUSTER: failed to use the current context *"])
+    refusal = pytester.runpytest_subprocess()
+    assert refusal.ret == pytest.ExitCode.USAGE_ERROR
+    refusal.stderr.fnmatch_lines(["ERROR: auto: USE_EXISTING_CLUSTER: failed to use the current context *"])
 
-    context = re.search(r"the current context (\S+): ", refused.stderr.str())
+    context = re.search(r"the current context (\S+): ", refusal.stderr.str())
     assert context is not None
     monkeypatch.setenv("K8S_ALLOWED_CONTEXTS", f"other-*,{context[1]}")
     outcome = pytester.runpytest_subprocess("-rs", "-n2")
@@ -145,7 +145,7 @@ def test_uses_an_existing_cluster_that_is_allowed(
     outcome.stdout.fnmatch_lines([f"k8s: existing (*; context {context[1]} is allowed by {context[1]}; has api, gc)"])
 
 
-def test_a_cluster_that_cannot_be_reached_is_none(
+def test_unreachable_existing_cluster_skips_or_fails_if_required(
     pytester: pytest.Pytester, api_server: Handle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kubeconfig = pytester.path / "elsewhere"

@@ -1,4 +1,4 @@
-"""The plugin in runs of pytest of its own: what they say, what they skip, what ends them."""
+"""The plugin in separate runs of pytest: output, skipped tests, and errors that end a run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ENVIRONMENT = {
 
 @pytest.fixture
 def pytester(pytester: pytest.Pytester) -> pytest.Pytester:
-    # pytest-asyncio warns without a loop scope. To load hypothesis takes three quarters of such a run.
+    # pytest-asyncio warns without a loop scope. The import of hypothesis takes three quarters of such a run.
     pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function\naddopts = -p no:hypothesispytest")
     return pytester
 
@@ -54,7 +54,7 @@ def on_cluster(stand_ins, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("K8S_ALLOWED_CONTEXTS", "staging")
 
 
-def test_says_what_it_took_and_why_after_the_collection(stand_ins, pytester: pytest.Pytester) -> None:
+def test_backend_and_reason_are_printed_after_collection(stand_ins, pytester: pytest.Pytester) -> None:
     stand_ins.write_programs_of_local()
     pytester.makepyfile(NEEDING)
     line = (
@@ -75,7 +75,7 @@ def test_says_what_it_took_and_why_after_the_collection(stand_ins, pytester: pyt
         (NEEDING, ("--collect-only", "--k8s=kind"), 0),
     ],
 )
-def test_does_nothing_where_no_test_wants_a_cluster(
+def test_run_without_cluster_tests_calls_no_programs(
     stand_ins,
     pytester: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,
@@ -84,7 +84,7 @@ def test_does_nothing_where_no_test_wants_a_cluster(
     passed: int,
     workers: tuple[str, ...],
 ) -> None:
-    """Whatever the environment names: it is for other runs."""
+    """The environment names clusters, but this run has no test that uses a cluster."""
     stand_ins.write_kubectl()
     stand_ins.write_kind("mine")
     for name, value in ENVIRONMENT.items():
@@ -99,10 +99,10 @@ def test_does_nothing_where_no_test_wants_a_cluster(
 
 
 @pytest.mark.parametrize(("args", "program"), [((), "kubectl"), (("--k8s=kind",), "kind")])
-def test_a_choice_leaves_a_trace_in_that_environment(
+def test_run_with_cluster_tests_calls_programs(
     stand_ins, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], program: str
 ) -> None:
-    """So the test above would see one."""
+    """Proves that the previous test would detect calls of the programs."""
     stand_ins.write_kubectl()
     stand_ins.write_kind("mine")
     for name, value in (ENVIRONMENT | {"KIND_KEEP": ""}).items():
@@ -112,13 +112,13 @@ def test_a_choice_leaves_a_trace_in_that_environment(
     assert stand_ins.calls(program)
 
 
-def test_leaves_a_marker_needs_to_the_project(stand_ins, pytester: pytest.Pytester) -> None:
+def test_marker_needs_stays_available_to_the_project(stand_ins, pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function\nmarkers = needs: of the project")
     pytester.makepyfile("import pytest\n\n@pytest.mark.needs('docker', version=1)\ndef test_theirs(): pass")
     pytester.runpytest("--strict-markers").assert_outcomes(passed=1)
 
 
-def test_leaves_tests_without_a_cluster_alone(stand_ins, pytester: pytest.Pytester) -> None:
+def test_tests_that_use_k8s_are_skipped_without_a_cluster(stand_ins, pytester: pytest.Pytester) -> None:
     pytester.makepyfile(USING)
     outcome = pytester.runpytest("-rs")
     outcome.assert_outcomes(passed=1, skipped=2)
@@ -131,7 +131,9 @@ def test_leaves_tests_without_a_cluster_alone(stand_ins, pytester: pytest.Pytest
 
 
 @pytest.mark.parametrize("workers", [(), ("-n1",)])
-def test_skips_what_needs_more_than_there_is(stand_ins, pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
+def test_tests_with_missing_capabilities_are_skipped(
+    stand_ins, pytester: pytest.Pytester, workers: tuple[str, ...]
+) -> None:
     stand_ins.write_programs_of_local()
     pytester.makepyfile(NEEDING)
     outcome = pytester.runpytest_subprocess("-rs", "--k8s=local", *workers)
@@ -162,7 +164,7 @@ def test_knows_its_capabilities(
     )
 
 
-def test_ends_where_a_cluster_is_required_and_none_is_there(stand_ins, pytester: pytest.Pytester) -> None:
+def test_required_cluster_that_is_missing_is_a_usage_error(stand_ins, pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_nothing(): pass")
     outcome = pytester.runpytest("--k8s-required")
     assert outcome.ret == pytest.ExitCode.USAGE_ERROR
@@ -172,7 +174,7 @@ def test_ends_where_a_cluster_is_required_and_none_is_there(stand_ins, pytester:
 
 
 @pytest.mark.parametrize("workers", [(), ("-n1",)])
-def test_runs_no_test_where_the_context_is_refused(
+def test_refused_context_ends_the_run_before_any_test(
     on_cluster: None, stand_ins, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("K8S_ALLOWED_CONTEXTS", "kind-*")
@@ -188,14 +190,14 @@ def test_runs_no_test_where_the_context_is_refused(
     assert stand_ins.calls("kubectl") == ["config current-context"]
 
 
-def test_finds_out_what_an_existing_cluster_can_do(on_cluster: None, pytester: pytest.Pytester) -> None:
+def test_capabilities_of_existing_cluster_are_detected(on_cluster: None, pytester: pytest.Pytester) -> None:
     pytester.makepyfile(NEEDING)
     outcome = pytester.runpytest("-rs")
     outcome.stdout.fnmatch_lines(["k8s: existing (*; context staging is allowed by staging; has api, gc, pods)"])
     outcome.stdout.fnmatch_lines(["SKIPPED * needs images; k8s: existing *"])
 
 
-def test_reaches_no_other_cluster_than_the_one_it_checked(on_cluster: None, pytester: pytest.Pytester) -> None:
+def test_k8s_uses_a_private_kubeconfig_of_the_checked_context(on_cluster: None, pytester: pytest.Pytester) -> None:
     pytester.makepyfile("""
         import pathlib
 
@@ -212,7 +214,7 @@ def test_reaches_no_other_cluster_than_the_one_it_checked(on_cluster: None, pyte
     assert not Path((pytester.path / "where").read_text()).exists(), "credentials were left behind"
 
 
-def test_shows_what_kubectl_says_and_where_the_test_called_it(on_cluster: None, pytester: pytest.Pytester) -> None:
+def test_kubectl_failure_shows_its_error_and_the_calling_line(on_cluster: None, pytester: pytest.Pytester) -> None:
     pytester.makepyfile("""
         def test_asked(k8s):
             assert k8s.kubectl("get", "nonsense", check=False) == "on output\\nno such thing\\n"
@@ -255,7 +257,7 @@ def test_keeps_the_logs_of_the_first_failure_of_a_test(on_cluster: None, stand_i
     assert sum("events -A" in call for call in stand_ins.calls("kubectl")) == 1
 
 
-def test_shows_the_ends_of_logs_without_a_place_to_keep_them(on_cluster: None, pytester: pytest.Pytester) -> None:
+def test_failure_without_report_dir_shows_ends_of_logs(on_cluster: None, pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_fails(k8s): assert False")
     outcome = pytester.runpytest()
     outcome.stdout.fnmatch_lines(["*- events.txt -*", "kubectl *events -A", "*- pods.txt -*"])
@@ -265,7 +267,7 @@ def test_shows_the_ends_of_logs_without_a_place_to_keep_them(on_cluster: None, p
 
 
 @pytest.mark.parametrize("args", [(), ("--k8s-required",)])
-def test_creates_one_cluster_of_kind_for_all_workers_and_deletes_it(
+def test_kind_cluster_is_created_once_for_all_workers_and_deleted(
     stand_ins, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]
 ) -> None:
     stand_ins.write_kubectl()
@@ -287,9 +289,9 @@ def test_creates_one_cluster_of_kind_for_all_workers_and_deletes_it(
     assert sum(line.startswith("k8s: ") for line in outcome.outlines) == 1
     calls = stand_ins.calls("kind")
     assert calls.count("get clusters") == 2, "once to choose, once to create"
-    (created,) = [call for call in calls if call.startswith("create")]
-    assert created.startswith("create cluster --name=kplane-e2e --kubeconfig=")
-    assert created.endswith(" --image=node:1 --config=cluster.yaml")
+    (creation,) = [call for call in calls if call.startswith("create")]
+    assert creation.startswith("create cluster --name=kplane-e2e --kubeconfig=")
+    assert creation.endswith(" --image=node:1 --config=cluster.yaml")
     assert calls.count("load docker-image --name=kplane-e2e one:1 two:2") == 2
     assert calls[-1].startswith("delete cluster --name=kplane-e2e --kubeconfig=")
 
@@ -297,7 +299,7 @@ def test_creates_one_cluster_of_kind_for_all_workers_and_deletes_it(
 @pytest.mark.parametrize(
     ("clusters", "keep", "created"), [(("kplane-e2e",), "", False), ((), "1", True), (("kplane-e2e",), "1", False)]
 )
-def test_keeps_a_cluster_of_kind_that_was_there_or_shall_stay(
+def test_existing_or_kept_kind_cluster_is_not_deleted(
     stand_ins,
     pytester: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,
@@ -315,7 +317,7 @@ def test_keeps_a_cluster_of_kind_that_was_there_or_shall_stay(
     assert "delete" not in calls
 
 
-def test_says_what_kind_said_and_deletes_nothing_where_it_creates_nothing(stand_ins, pytester: pytest.Pytester) -> None:
+def test_failed_kind_creation_shows_its_error_and_deletes_nothing(stand_ins, pytester: pytest.Pytester) -> None:
     stand_ins.write_kubectl()
     stand_ins.write("kind", 'case "$1" in create) echo "no such image" >&2; exit 1 ;; esac')
     pytester.makepyfile("def test_uses_it(k8s): pass")
@@ -328,10 +330,10 @@ def test_says_what_kind_said_and_deletes_nothing_where_it_creates_nothing(stand_
 
 
 @pytest.mark.parametrize("workers", [(), ("-n1",)])
-def test_a_project_may_have_packages_named_like_components(
+def test_project_packages_may_be_named_like_kplane_components(
     stand_ins, pytester: pytest.Pytester, workers: tuple[str, ...]
 ) -> None:
-    """Only `kplane` belongs to kplane: `python -m pytest` finds the packages of the project first."""
+    """kplane owns only the package `kplane`: `python -m pytest` finds the packages of the project first."""
     stand_ins.write_kubectl()
     stand_ins.write_kind("kplane-e2e")
     for name in ("api", "embedded", "provider", "testing", "tools", "workloads"):
@@ -346,30 +348,28 @@ def test_a_project_may_have_packages_named_like_components(
     outcome.assert_outcomes(passed=1)
 
 
-def test_explains_itself(stand_ins, pytester: pytest.Pytester) -> None:
+def test_marker_option_and_fixture_have_descriptions(stand_ins, pytester: pytest.Pytester) -> None:
     pytester.runpytest("--markers").stdout.fnmatch_lines(["@pytest.mark.k8s_needs(*): *api, gc, pods, images, reset"])
     pytester.runpytest("--help").stdout.fnmatch_lines(["*--k8s={auto,kind,local,existing,none}*"])
     pytester.runpytest("--fixtures").stdout.fnmatch_lines(["k8s [[]session scope[]] *"])
 
 
-def test_costs_runs_without_a_cluster_next_to_nothing() -> None:
-    """What is slow to import is imported where a cluster is started."""
+def test_plugin_import_loads_no_slow_modules() -> None:
+    """Modules with a slow import are imported only when a cluster is started."""
     ours = ("kplane.binaries", "kplane.provider", "kplane.workloads")
     slow = ("aiohttp", "asyncio", "cryptography", "kopf", "pydantic", "yaml", *ours)
     assert _loaded_by("kplane.testing.plugin", names=slow) == []
 
 
 def _loaded_by(*modules: str, names: Iterable[str]) -> list[str]:
-    """Those of some packages that a new Python has loaded once it has imported these modules."""
+    """Return the members of `names` that a new Python process has loaded after the import of these modules."""
     script = f"import sys, {', '.join(modules)}; print(*(name for name in {tuple(names)} if name in sys.modules))"
     root = Path(__file__).parents[3]
-    ran = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
-    return ran.stdout.split()
+    process = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
+    return process.stdout.split()
 
 
-def test_a_cluster_that_cannot_be_reset_skips_tests_that_need_a_clean_one(
-    on_cluster, pytester: pytest.Pytester
-) -> None:
+def test_clean_api_server_is_skipped_on_cluster_without_reset(on_cluster, pytester: pytest.Pytester) -> None:
     pytester.makepyfile("""
         def test_by_name(clean_api_server): raise AssertionError("it ran")
 
@@ -382,7 +382,7 @@ def test_a_cluster_that_cannot_be_reset_skips_tests_that_need_a_clean_one(
     outcome.stdout.fnmatch_lines(["SKIPPED * needs reset; k8s: existing *"])
 
 
-def test_a_clean_one_without_grpc_says_what_to_install(
+def test_clean_api_server_without_grpc_names_missing_packages(
     stand_ins, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_ins.write_programs_of_local()

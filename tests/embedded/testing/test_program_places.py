@@ -1,4 +1,4 @@
-"""Which of several programs of one name a backend runs."""
+"""Search order of programs: KPLANE_BINARIES_DIR, the cached pinned version, PATH."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def environment(tmp_path: Path) -> Mapping[str, str]:
 
 
 @pytest.mark.parametrize(("program", "upstream"), [("kind", KIND), ("kubectl", KUBERNETES)])
-def test_the_pinned_one_comes_before_that_on_path(
+def test_explicit_program_precedes_pinned_and_path(
     tmp_path: Path, environment: Mapping[str, str], program: str, upstream: Upstream
 ) -> None:
     find = {"kind": programs.kind, "kubectl": programs.kubectl}[program]
@@ -39,14 +39,12 @@ def test_the_pinned_one_comes_before_that_on_path(
     pinned = _cached(tmp_path / "cache", upstream, program)
     assert find(environment=environment, report=pytest.fail) == pinned
     explicit = _executable(tmp_path / "explicit" / program)
-    chosen = {**environment, "KPLANE_BINARIES_DIR": str(explicit.parent)}
-    assert find(environment=chosen, report=pytest.fail) == explicit
+    explicit_environment = {**environment, "KPLANE_BINARIES_DIR": str(explicit.parent)}
+    assert find(environment=explicit_environment, report=pytest.fail) == explicit
 
 
-def test_the_cached_kind_does_where_the_directory_of_programs_has_none(
-    tmp_path: Path, environment: Mapping[str, str]
-) -> None:
+def test_cached_kind_is_used_if_explicit_directory_has_none(tmp_path: Path, environment: Mapping[str, str]) -> None:
     _executable(tmp_path / "bin" / "kind")
     pinned = _cached(tmp_path / "cache", KIND, "kind")
-    chosen = {**environment, "KPLANE_BINARIES_DIR": str(tmp_path)}
-    assert programs.kind(environment=chosen, report=pytest.fail) == pinned
+    explicit_environment = {**environment, "KPLANE_BINARIES_DIR": str(tmp_path)}
+    assert programs.kind(environment=explicit_environment, report=pytest.fail) == pinned

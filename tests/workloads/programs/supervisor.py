@@ -1,4 +1,4 @@
-"""Runs one component until killed: `supervisor.py DIRECTORY NAME LIFETIME SCRIPT`; prints its pid when it runs."""
+"""Run a component until killed: `supervisor.py DIRECTORY NAME LIFETIME SCRIPT`. Prints the pid of the component."""
 
 import asyncio
 import sys

@@ -1,6 +1,6 @@
-"""A supervisor whose components may run for two seconds at a time, until it says so again: `DIRECTORY`.
+"""A supervisor whose component may run for two seconds after each renewal: `watched_supervisor.py DIRECTORY`.
 
-It prints the numbers of its component and of the process that ends it in time.
+It prints the pid of the component, and the pid of the reaper that ends the component after this time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from kplane.workloads import Component, Lifetime, ProcessRuntime, Watchdog
 from kplane.workloads.processes import watchdog as module
 
-# So that a machine which stands still for a second ends nothing.
+# Renewals are frequent, so that a machine that stalls for a second does not end the component.
 module._TELL_SECONDS = 0.1
 
 
@@ -23,7 +23,7 @@ async def main(directory: Path) -> None:
         watchdog.running(on_failure=lambda: None),
     ):
         await watchdog.confirm()
-        # Of the other kind, so that it is not the kernel that ends it.
+        # INDEPENDENT, because the kernel ends a BOUND component together with its supervisor.
         await runtime.apply(Component(name="plain", program="sleep", args=("1000",), lifetime=Lifetime.INDEPENDENT))
         print(runtime.state("plain").pid, watchdog.pid, flush=True)  # noqa: T201 - read by the test
         await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""A small server: `web_server.py PORT [CERTIFICATE KEY]`. It answers 500 while there is a file `broken`."""
+"""A small server: `web_server.py PORT [CERTIFICATE KEY]`. It answers 500 while a file `broken` exists."""
 
 import http.server
 import ssl
