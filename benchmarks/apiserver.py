@@ -1,9 +1,9 @@
-"""Measures what settings of the Go runtime make of a tenant's kube-apiserver: `python -m benchmarks.apiserver`.
+"""Measures settings of the Go runtime in a tenant's kube-apiserver: `python -m benchmarks.apiserver`.
 
-Runs one etcd, and on it one API server for each setting, each below a key prefix of its own. All settings are measured
-in one run, so that their ratios count. Several rounds alternate the order.
+Runs an etcd, and an API server for each setting below its own key prefix. A run measures all settings, so that their
+ratios are comparable. Several rounds alternate the order of the settings.
 
-Prints JSON with a row for each setting, the medians of all rounds:
+Prints JSON with a row for each setting, with the medians of all rounds:
 - start: processor seconds to `/readyz`;
 - idle: anonymous memory, and processor seconds in a minute, of the API server and of its etcd;
 - load: processor seconds and latency of many small requests at a fixed rate, and the memory after them;
@@ -45,7 +45,7 @@ _KIBIBYTE: Final = "x" * 1024
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Names one way to run kube-apiserver."""
+    """Environment variables and additional flags of a kube-apiserver."""
 
     env: dict[str, str]
     flags: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class Etcd:
 
 @dataclass(frozen=True, slots=True)
 class ApiServer:
-    """Gives access to one API server under measurement."""
+    """Gives access to the API server under measurement."""
 
     name: str
     pid: int
@@ -148,7 +148,7 @@ async def _small_requests(client: Client, *, server: ApiServer, load: Load) -> d
         body = {"metadata": {"name": f"small-{index}", "namespace": _NAMESPACE}, "data": {"text": _KIBIBYTE}}
         await client.create(CONFIG_MAPS, body)
     seconds: list[float] = []
-    # So many at most, else a busy machine would work on timeouts instead of on the same number of requests.
+    # Limits the requests in flight. Otherwise requests would time out on a busy machine, and runs would differ.
     at_once = asyncio.Semaphore(_AT_ONCE)
 
     async def one(index: int) -> None:
@@ -191,7 +191,7 @@ async def _large_list(client: Client, *, server: ApiServer, load: Load) -> dict[
         for index in range(load.objects):
             tasks.create_task(create(index))
     created = cpu_seconds(server.pid)
-    Path(f"/proc/{server.pid}/clear_refs").write_text("5")  # the high-water mark begins anew, see proc(5)
+    Path(f"/proc/{server.pid}/clear_refs").write_text("5")  # resets the high-water mark, see proc(5)
     for _ in range(3):
         await client.request("GET", CONFIG_MAPS.path(namespace=_NAMESPACE))
     listed = cpu_seconds(server.pid)
@@ -206,32 +206,32 @@ async def _large_list(client: Client, *, server: ApiServer, load: Load) -> dict[
 
 
 async def _measure(words: str, *, name: str, etcd: Etcd, load: Load, directory: Path) -> dict[str, float]:
-    """Start one API server, measure it, and end it."""
+    """Start an API server, measure it, and stop it."""
     async with ProcessRuntime(directory / name, programs=resolve().directories) as runtime:
         server = await _start(runtime, name, etcd=etcd, setting=Setting.parse(words))
-        found = {"start_cpu_seconds": cpu_seconds(server.pid)}
-        found |= await _idle(server, etcd=etcd, load=load)
+        figures = {"start_cpu_seconds": cpu_seconds(server.pid)}
+        figures |= await _idle(server, etcd=etcd, load=load)
         async with Client(server.config, timeout_seconds=60.0, field_manager="kplane") as client:
-            found |= await _small_requests(client, server=server, load=load)
-            found |= await _large_list(client, server=server, load=load)
+            figures |= await _small_requests(client, server=server, load=load)
+            figures |= await _large_list(client, server=server, load=load)
         await asyncio.sleep(load.settle_seconds)
-        return found | {"rest_anonymous_mib": memory_of(server.pid).anonymous}
+        return figures | {"rest_anonymous_mib": memory_of(server.pid).anonymous}
 
 
 async def _rounds(
     settings: list[str], *, rounds: int, load: Load, directory: Path
 ) -> dict[str, list[dict[str, float]]]:
-    found: dict[str, list[dict[str, float]]] = {words: [] for words in settings}
+    rows: dict[str, list[dict[str, float]]] = {words: [] for words in settings}
     async with ProcessRuntime(directory / "etcd", programs=resolve().directories) as runtime:
         etcd = await _start_etcd(runtime, directory=directory)
         for number in range(rounds):
             order = settings if number % 2 == 0 else settings[::-1]
             for place, words in enumerate(order):
                 name = f"tenant-{number}-{place}"
-                one = await _measure(words, name=name, etcd=etcd, load=load, directory=directory)
-                found[words].append(one)
-                sys.stderr.write(f"{number} {words}: {json.dumps(_rounded(one))}\n")
-    return found
+                row = await _measure(words, name=name, etcd=etcd, load=load, directory=directory)
+                rows[words].append(row)
+                sys.stderr.write(f"{number} {words}: {json.dumps(_rounded(row))}\n")
+    return rows
 
 
 def _rounded(values: dict[str, float]) -> dict[str, float]:
@@ -258,9 +258,9 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kplane-benchmark-")))
         before = os.getloadavg()
-        found = asyncio.run(_rounds(given.settings, rounds=given.rounds, load=load, directory=directory))
-    load_average = [round(each, 1) for each in (*before, *os.getloadavg())]
-    rows = {words: _median(rows) for words, rows in found.items()}
+        results = asyncio.run(_rounds(given.settings, rounds=given.rounds, load=load, directory=directory))
+    load_average = [round(value, 1) for value in (*before, *os.getloadavg())]
+    rows = {words: _median(rows) for words, rows in results.items()}
     result = {"load_average": load_average, "rounds": given.rounds, "settings": rows}
     json.dump(result, sys.stdout, indent=2)
     sys.stdout.write("\n")

@@ -1,7 +1,7 @@
-"""Measures how control planes begin: `python -m benchmarks.birth --rounds 10`.
+"""Measures the start of control planes: `python -m benchmarks.birth --rounds 10`.
 
-Starts an etcd. Then, in turns, starts an API server on an empty prefix, and one on a copy of a template. Prints JSON:
-seconds until the API server is ready, the processor time of API server and etcd until then, and the cost of a copy.
+Starts an etcd. Then starts API servers in turns: on an empty prefix, and on a copy of a template. Prints JSON: seconds
+until the API server is ready, the processor time of API server and etcd until then, and the cost of a copy.
 """
 
 from __future__ import annotations
@@ -107,18 +107,22 @@ async def _template(runtime: ProcessRuntime, etcd: _Etcd) -> Original:
 async def _round(
     runtime: ProcessRuntime, etcd: _Etcd, *, prefix: str, original: Original | None, pid: Callable[[str], int]
 ) -> dict[str, float]:
-    owner, copied = Owner(prefix), 0.0
+    owner, copy_seconds = Owner(prefix), 0.0
     before, began = cpu_seconds(pid(_ETCD)), time.perf_counter()
     if original is not None:
         await claim(etcd.client, prefix, owner=owner)
         if not await clone(etcd.client, original, prefix, owner=owner):
             raise RuntimeError(f"{prefix} has keys")
-        copied = time.perf_counter() - began
+        copy_seconds = time.perf_counter() - began
     await _start(runtime, etcd, prefix=prefix)
     seconds = time.perf_counter() - began
-    used = {"api_server": cpu_seconds(pid(_API_SERVER)), "etcd": cpu_seconds(pid(_ETCD)) - before}
+    usage = {"api_server": cpu_seconds(pid(_API_SERVER)), "etcd": cpu_seconds(pid(_ETCD)) - before}
     await runtime.delete(_API_SERVER)
-    return {"seconds": seconds, "copy_seconds": copied, **{f"{name}_cpu_seconds": cpu for name, cpu in used.items()}}
+    return {
+        "seconds": seconds,
+        "copy_seconds": copy_seconds,
+        **{f"{name}_cpu_seconds": cpu for name, cpu in usage.items()},
+    }
 
 
 async def _measure(rounds: int, *, copies: int) -> dict[str, object]:
@@ -127,21 +131,21 @@ async def _measure(rounds: int, *, copies: int) -> dict[str, object]:
             etcd = await _start_etcd(runtime, Path(directory))
 
             def pid(name: str) -> int:
-                found = runtime.state(name).pid
-                if found is None:
+                process_id = runtime.state(name).pid
+                if process_id is None:
                     raise RuntimeError(f"{name} does not run")
-                return found
+                return process_id
 
             try:
                 original = await _template(runtime, etcd)
                 ways = {"bootstrapped": None, "copied": original}
-                found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+                results: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
                 for number in range(rounds):
                     for way, source in ways.items():
                         prefix = f"/{way}/{number}/"
-                        found[way].append(await _round(runtime, etcd, prefix=prefix, original=source, pid=pid))
+                        results[way].append(await _round(runtime, etcd, prefix=prefix, original=source, pid=pid))
                 return {
-                    **{way: _medians(each) for way, each in found.items()},
+                    **{way: _medians(measurements) for way, measurements in results.items()},
                     "copies": await _copies(etcd, original, number=copies, pid=pid),
                 }
             finally:
@@ -151,23 +155,23 @@ async def _measure(rounds: int, *, copies: int) -> dict[str, object]:
 
 
 async def _copies(etcd: _Etcd, original: Original, *, number: int, pid: Callable[[str], int]) -> dict[str, float]:
-    """Make copies one after the other, and start nothing on them."""
-    before, own, began = cpu_seconds(pid(_ETCD)), time.process_time(), time.perf_counter()
-    for each in range(number):
-        prefix = f"/many/{each}/"
+    """Copy the template `number` times in sequence, without an API server."""
+    etcd_cpu, own_cpu, began = cpu_seconds(pid(_ETCD)), time.process_time(), time.perf_counter()
+    for index in range(number):
+        prefix = f"/many/{index}/"
         await claim(etcd.client, prefix, owner=Owner(prefix))
         await clone(etcd.client, original, prefix, owner=Owner(prefix))
     seconds = time.perf_counter() - began
     return {
         "number": number,
         "seconds_each": round(seconds / number, 4),
-        "own_cpu_seconds_each": round((time.process_time() - own) / number, 4),
-        "etcd_cpu_seconds_each": round((cpu_seconds(pid(_ETCD)) - before) / number, 4),
+        "own_cpu_seconds_each": round((time.process_time() - own_cpu) / number, 4),
+        "etcd_cpu_seconds_each": round((cpu_seconds(pid(_ETCD)) - etcd_cpu) / number, 4),
     }
 
 
 def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
-    return {name: round(statistics.median(each[name] for each in rounds), 3) for name in rounds[0]}
+    return {name: round(statistics.median(measurement[name] for measurement in rounds), 3) for name in rounds[0]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -34,7 +34,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 class Memory(NamedTuple):
-    """Holds the memory of a process in MiB: its share of the mapped memory, and the anonymous part of it."""
+    """Memory of a process in MiB: its proportional share of the mapped memory, and the anonymous part of this share."""
 
     pss: float
     anonymous: float
@@ -75,7 +75,7 @@ class PeakMemory:
 async def requests_by_kind(config: ClusterConfig) -> Counter[str]:
     """Count the requests that an API server has answered since its start, by `VERB resource/subresource`.
 
-    Reads the API server's own metrics. They omit /version, and count a watch at its end.
+    Reads the API server's own metrics. The metrics omit /version, and count a watch at its end.
     """
     connector = aiohttp.TCPConnector(ssl=ssl_context(config))
     headers = {"Authorization": f"Bearer {config.token}"} if config.token is not None else {}
@@ -87,14 +87,14 @@ async def requests_by_kind(config: ClusterConfig) -> Counter[str]:
         text = await answer.text()
     counted: Counter[str] = Counter()
     for labels, value in _REQUESTS.findall(text):
-        known = dict(_LABEL.findall(labels))
-        what = "/".join(filter(None, (known.get("resource"), known.get("subresource"))))
-        counted[f"{known.get('verb', '')} {what}"] += int(float(value))
+        fields = dict(_LABEL.findall(labels))
+        resource = "/".join(filter(None, (fields.get("resource"), fields.get("subresource"))))
+        counted[f"{fields.get('verb', '')} {resource}"] += int(float(value))
     return counted
 
 
 async def passes_by_controller(url: str) -> Counter[str]:
-    """Count the reconciles of an operator since its start. `url` is that of its /healthz, without the path."""
+    """Count the reconciles of an operator since its start. `url` is the URL of its /healthz without the path."""
     async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as answer:
         answer.raise_for_status()
         text = await answer.text()

@@ -1,12 +1,12 @@
 """Measures how many control planes mcm serves: `python -m benchmarks.density --control-planes 10 30 60`.
 
 Runs an embedded management cluster with both operators, and virtual control planes on its shared etcd. Each has an API
-server of 175 MiB, and one registration: the operator refuses a second one for the same service. All API servers run
-from the first run to the last one.
+server of 175 MiB and a single registration: the operator refuses a second registration for the same service. All API
+servers run from the first run to the last run.
 
-For each N it measures, after mcm without clusters:
+Measures mcm without clusters first, then for each N:
 1. all instances at rest, with each profile;
-2. the time from a registration to the first write of its instance, in one more control plane;
+2. the time from a registration to the first write of its instance, in an additional control plane;
 3. N instances of kube-controller-manager with default flags on the same control planes.
 
 Prints JSON: memory (PSS and anonymous) and processor time of each instance and of mcm, and the ratio to stock
@@ -57,7 +57,7 @@ _POLL_SECONDS: Final = 0.2
 _DEADLINE_SECONDS: Final = 300.0
 _START_SECONDS: Final = 240.0
 _AT_ONCE: Final = 2
-"""Programs that start at the same time. Each start needs processor time."""
+"""Number of programs that start at the same time. Each start needs processor time."""
 _STOCK: Final = "Stock"
 _SAMPLED: Final = "sampled"
 """Control plane and registration for the measurement of first writes."""
@@ -108,7 +108,7 @@ async def _create_control_planes(client: Client, names: Sequence[str]) -> dict[s
         async def ready() -> bool:
             status = (await client.get(CONTROL_PLANES, name)).get("status") or {}
             conditions = status.get("conditions") or ()
-            return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+            return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
         async with at_once:
             spec = {"deletionPolicy": "Destroy"}
@@ -124,15 +124,15 @@ async def _first(
     client: Client, resource: Resource, *, accept: Any, name: str | None = None, namespace: str | None = None
 ) -> AsyncIterator[asyncio.Future[float]]:
     """Watch for an accepted object within the context. Yields the time of its event, on the monotonic clock."""
-    seen: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+    seen_at: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
     def look(event: Event) -> None:
-        if event.kind != "DELETED" and not seen.done() and accept(event.object):
-            seen.set_result(time.monotonic())
+        if event.kind != "DELETED" and not seen_at.done() and accept(event.object):
+            seen_at.set_result(time.monotonic())
 
     task = asyncio.create_task(Informer(client, resource, name=name, namespace=namespace).run(look))
     try:
-        yield seen
+        yield seen_at
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -156,8 +156,10 @@ async def _accepted(client: Client, names: Collection[str]) -> None:
     """
 
     async def ready() -> bool:
-        found = (await client.list(CONTROL_PLANE_REGISTRATIONS)).items
-        statuses = {each["metadata"]["name"]: each.get("status") or {} for each in found}
+        registrations = (await client.list(CONTROL_PLANE_REGISTRATIONS)).items
+        statuses = {
+            registration["metadata"]["name"]: registration.get("status") or {} for registration in registrations
+        }
         if refused := _refused({name: statuses.get(name, {}) for name in names}):
             raise RuntimeError(f"the operator refuses registrations: {'; '.join(refused)}")
         return all(statuses.get(name, {}).get("ready") is True for name in names)
@@ -166,7 +168,7 @@ async def _accepted(client: Client, names: Collection[str]) -> None:
 
 
 def _refused(statuses: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Say of which registrations another one has the service, and which one."""
+    """Return a message for each registration whose service another registration holds."""
     return [
         f"{name}: {condition['message']}"
         for name, status in statuses.items()
@@ -182,8 +184,8 @@ async def _first_writes(target: Target, fleet: Fleet, *, profile: str) -> list[f
     async with Client(config, field_manager="kplane") as tenant:
         for _ in range(target.samples):
             # Only controllers create the ServiceAccount of a namespace, so it is the first write of the instance.
-            created = await tenant.create(NAMESPACES, {"metadata": {"generateName": "sample-"}})
-            seconds.append(await _first_write(fleet, tenant, profile=profile, namespace=created["metadata"]["name"]))
+            namespace = await tenant.create(NAMESPACES, {"metadata": {"generateName": "sample-"}})
+            seconds.append(await _first_write(fleet, tenant, profile=profile, namespace=namespace["metadata"]["name"]))
             await _unregister(fleet, [_SAMPLED])
     return seconds
 
@@ -207,8 +209,8 @@ async def _first_write(fleet: Fleet, tenant: Client, *, profile: str, namespace:
 def _instances(handle: Handle) -> dict[str, dict[str, Any]]:
     """Read mcm's report of each cluster."""
     with urllib.request.urlopen(f"{handle.mcm_url}/clusters", timeout=10.0) as answer:  # noqa: S310 - it is http
-        found: dict[str, dict[str, Any]] = json.load(answer)["clusters"]
-    return found
+        clusters: dict[str, dict[str, Any]] = json.load(answer)["clusters"]
+    return clusters
 
 
 async def _switch(fleet: Fleet, names: Collection[str], *, profile: str) -> list[int]:
@@ -219,10 +221,12 @@ async def _switch(fleet: Fleet, names: Collection[str], *, profile: str) -> list
     pids: list[int] = []
 
     async def done() -> bool:
-        found = await asyncio.to_thread(_instances, fleet.handle)
-        right = [found[name]["pid"] for name in names if name in found and _runs(found[name], profile=profile)]
-        pids[:] = right
-        return len(right) == len(names)
+        instances = await asyncio.to_thread(_instances, fleet.handle)
+        matching_pids = [
+            instances[name]["pid"] for name in names if name in instances and _runs(instances[name], profile=profile)
+        ]
+        pids[:] = matching_pids
+        return len(matching_pids) == len(names)
 
     await _until(f"all instances run with profile {profile}", done)
     return pids
@@ -237,32 +241,34 @@ async def _unregister(fleet: Fleet, names: Collection[str]) -> None:
         await fleet.client.delete(CONTROL_PLANE_REGISTRATIONS, name)
 
     async def done() -> bool:
-        left = await asyncio.to_thread(_instances, fleet.handle)
+        remaining = await asyncio.to_thread(_instances, fleet.handle)
         registrations = (await fleet.client.list(CONTROL_PLANE_REGISTRATIONS)).items
-        return not left.keys() & set(names) and all(each["metadata"]["name"] not in names for each in registrations)
+        return not remaining.keys() & set(names) and all(
+            registration["metadata"]["name"] not in names for registration in registrations
+        )
 
     await _until("the instances have ended", done)
 
 
 def _mcm_pids(handle: Handle) -> list[int]:
     """Find the processes of mcm without its instances."""
-    found = []
+    pids = []
     for pid in find_processes(handle.directory):
         with contextlib.suppress(FileNotFoundError):
             if b"kplane.mcm.main" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 @contextlib.asynccontextmanager
 async def _stock_instances(fleet: Fleet, names: Collection[str]) -> AsyncIterator[list[int]]:
-    """Run one kube-controller-manager with default flags for each control plane, and yield the pids of all leaders."""
+    """Run a kube-controller-manager with default flags for each control plane, and yield the pids of all leaders."""
     at_once = asyncio.Semaphore(_AT_ONCE)
     with tempfile.TemporaryDirectory(prefix="kplane-stock-") as directory:
         async with ProcessRuntime(Path(directory), programs=fleet.handle.programs) as runtime:
 
             async def start(name: str) -> int:
-                # No other run had this Lease, so none has to end.
+                # No other run uses this Lease name, so the election does not wait for an old holder.
                 kubeconfig, lease = fleet.kubeconfigs[name], f"{name}-{len(names)}"
                 address = await runtime.reserve(name, ports=["https"])
                 flags = (
@@ -305,14 +311,14 @@ def _summary(values: Sequence[float]) -> dict[str, float]:
 
 
 async def _at_rest(target: Target, pids: Collection[int], *, mcm: Collection[int]) -> dict[str, Any]:
-    """Wait until the processes are at rest. Then measure processor time for each second, and memory at the end."""
+    """Wait until the processes are at rest. Then measure processor time per second, and memory at the end."""
     await asyncio.sleep(target.settle_seconds)
-    everybody = {*pids, *mcm}
-    before = {pid: cpu_seconds(pid) for pid in everybody}
+    all_pids = {*pids, *mcm}
+    before = {pid: cpu_seconds(pid) for pid in all_pids}
     await asyncio.sleep(target.rest_seconds)
-    cpu = {pid: 1000 * (cpu_seconds(pid) - before[pid]) / target.rest_seconds for pid in everybody}
-    memory = {pid: memory_of(pid) for pid in everybody}
-    found: dict[str, Any] = {
+    cpu = {pid: 1000 * (cpu_seconds(pid) - before[pid]) / target.rest_seconds for pid in all_pids}
+    memory = {pid: memory_of(pid) for pid in all_pids}
+    report: dict[str, Any] = {
         "load_average": round(os.getloadavg()[0], 1),
         "mcm": {
             "pss_mib": round(sum(memory[pid].pss for pid in mcm), 1),
@@ -321,22 +327,22 @@ async def _at_rest(target: Target, pids: Collection[int], *, mcm: Collection[int
         },
     }
     if pids:
-        found["instances"] = {
+        report["instances"] = {
             "n": len(pids),
             "pss_mib": _summary([memory[pid].pss for pid in pids]),
             "anonymous_mib": _summary([memory[pid].anonymous for pid in pids]),
             "cpu_thousandths_of_a_core": _summary([cpu[pid] for pid in pids]),
         }
-    return found
+    return report
 
 
 def _ratios(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Means of each profile, in parts of those of stock instances."""
+    """Return the means of each profile, divided by the means of stock instances."""
     stock = found[_STOCK]["instances"]
     return {
         profile: {
-            what: round(phase["instances"][what]["mean"] / max(stock[what]["mean"], 1e-9), 3)
-            for what in ("pss_mib", "anonymous_mib", "cpu_thousandths_of_a_core")
+            metric: round(phase["instances"][metric]["mean"] / max(stock[metric]["mean"], 1e-9), 3)
+            for metric in ("pss_mib", "anonymous_mib", "cpu_thousandths_of_a_core")
         }
         for profile, phase in found.items()
         if profile != _STOCK
@@ -369,11 +375,11 @@ async def _run(target: Target, handle: Handle) -> dict[str, Any]:
     async with Client(ClusterConfig.load(handle.admin_kubeconfig), field_manager="kplane") as client:
         kubeconfigs = await _create_control_planes(client, [*target.names, _SAMPLED])
         fleet = Fleet(client, handle, _mcm_pids(handle), kubeconfigs)
-        alone = await _at_rest(target, (), mcm=fleet.mcm)
-        runs = [await _measure(target, fleet, control_planes=each) for each in target.control_planes]
+        baseline = await _at_rest(target, (), mcm=fleet.mcm)
+        runs = [await _measure(target, fleet, control_planes=number) for number in target.control_planes]
     return {
         "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
-        "mcm_without_clusters": alone["mcm"],
+        "mcm_without_clusters": baseline["mcm"],
         "runs": runs,
     }
 
@@ -387,14 +393,19 @@ def main() -> None:
     add("--samples", type=int, default=15, help="number of measured first writes in each run (default: 15)")
     add("--settle-seconds", type=float, default=30.0, help="pause after a change (default: 30)")
     add("--rest-seconds", type=float, default=30.0, help="duration of a measurement at rest (default: 30)")
-    add("--profile", action="append", choices=[str(each) for each in ControllersProfile], help="default: all profiles")
+    add(
+        "--profile",
+        action="append",
+        choices=[str(profile) for profile in ControllersProfile],
+        help="default: all profiles",
+    )
     given = parser.parse_args()
     if min(*given.control_planes, given.samples) < 1:
         parser.error("--control-planes and --samples must be 1 or more")
     needed = START_INOTIFY_INSTANCES + (max(given.control_planes) + 1) * AWAKE_INOTIFY_INSTANCES
     if shortage := inotify_shortage(needed):
         parser.error(shortage)
-    profiles = tuple(ControllersProfile(each) for each in given.profile or ControllersProfile)
+    profiles = tuple(ControllersProfile(profile) for profile in given.profile or ControllersProfile)
     target = Target(
         control_planes=tuple(given.control_planes),
         profiles=profiles,

@@ -1,10 +1,10 @@
-"""Measures what a Lease costs a control plane at rest: `python -m benchmarks.election`.
+"""Measures the cost of a Lease for a control plane at rest: `python -m benchmarks.election`.
 
-Runs an embedded management cluster with one virtual control plane. Runs kube-controller-manager there with profile
-Nodeless: without a Lease, and with one that it renews every 20 s or every 2 s. Then renews the Lease of mcm many
-times in a row, and measures the processor time of both sides.
+Runs an embedded management cluster with a virtual control plane. Runs kube-controller-manager there with profile
+Nodeless: without a Lease, and with a Lease that is renewed every 20 s or every 2 s. Then renews the Lease of mcm many
+times in a row, and measures the processor time of client and API server.
 
-Prints JSON: requests in a minute, thousandths of a core at rest, and the cost of one renewal.
+Prints JSON: requests in a minute, thousandths of a core at rest, and the cost of a renewal.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ async def _kubeconfig(handle: Handle) -> bytes:
             while True:
                 status = (await client.get(CONTROL_PLANES, _NAME)).get("status") or {}
                 conditions = status.get("conditions") or ()
-                if any(each["type"] == "Ready" and each["status"] == "True" for each in conditions):
+                if any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions):
                     return await kubeconfig_of(client, _NAME)
                 await asyncio.sleep(0.5)
 
@@ -96,28 +96,28 @@ async def _at_rest(
         lifetime=Lifetime.BOUND,
     )
     await runtime.apply(component)
-    await asyncio.sleep(30.0)  # its caches are full, and what it had to write is written
+    await asyncio.sleep(30.0)  # until the caches are synced and the first writes are done
     pid = runtime.state("instance").pid
     if pid is None:
         raise RuntimeError("kube-controller-manager does not run")
-    before, cpu = await requests_by_kind(config), {each: cpu_seconds(each) for each in (pid, api_server)}
+    before, cpu = await requests_by_kind(config), {process: cpu_seconds(process) for process in (pid, api_server)}
     await asyncio.sleep(seconds)
     after = await requests_by_kind(config)
-    used = {each: cpu_seconds(each) - cpu[each] for each in cpu}
+    cpu_used = {process: cpu_seconds(process) - cpu[process] for process in cpu}
     minute = 60 / seconds
-    found = {
+    figures = {
         "requests_in_a_minute": round(sum((after - before).values()) * minute, 1),
         "writes_of_leases_in_a_minute": round(((after - before)["PUT leases"]) * minute, 1),
-        "thousandths_of_a_core": round(1000 * used[pid] / seconds, 2),
-        "thousandths_of_a_core_of_its_api_server": round(1000 * used[api_server] / seconds, 2),
+        "thousandths_of_a_core": round(1000 * cpu_used[pid] / seconds, 2),
+        "thousandths_of_a_core_of_its_api_server": round(1000 * cpu_used[api_server] / seconds, 2),
         "anonymous_mib": round(memory_of(pid).anonymous, 1),
     }
     await runtime.stop("instance")
-    return found
+    return figures
 
 
 async def _renewals(config: ClusterConfig, *, api_server: int, count: int) -> dict[str, float]:
-    """Measure one renewal by mcm, and one read of the Lease."""
+    """Measure a renewal by mcm and a read of the Lease, as means of `count` requests."""
     cluster = Cluster(_NAME, config=config)
     holder = Holder(name="benchmark", fleet=None, uid=lambda _: None)
     lease = TenantLease(cluster, program="kube-controller-manager", holder=holder)
@@ -130,18 +130,18 @@ async def _renewals(config: ClusterConfig, *, api_server: int, count: int) -> di
         async def read() -> None:
             await client.get(LEASES, "kube-controller-manager", namespace="kube-system")
 
-        found = {}
-        for what, act in (("renewal", renew), ("read", read)):
+        figures = {}
+        for operation, act in (("renewal", renew), ("read", read)):
             await act()
-            cpu, theirs, began = time.process_time(), cpu_seconds(api_server), time.monotonic()
+            cpu, api_server_cpu, began = time.process_time(), cpu_seconds(api_server), time.monotonic()
             for _ in range(count):
                 await act()
-            found[f"milliseconds_of_a_{what}"] = round(1000 * (time.monotonic() - began) / count, 2)
-            found[f"processor_milliseconds_of_a_{what}"] = round(1000 * (time.process_time() - cpu) / count, 3)
-            theirs = 1000 * (cpu_seconds(api_server) - theirs) / count
-            found[f"processor_milliseconds_of_the_api_server_for_a_{what}"] = round(theirs, 3)
+            figures[f"milliseconds_of_a_{operation}"] = round(1000 * (time.monotonic() - began) / count, 2)
+            figures[f"processor_milliseconds_of_a_{operation}"] = round(1000 * (time.process_time() - cpu) / count, 3)
+            api_server_cpu = 1000 * (cpu_seconds(api_server) - api_server_cpu) / count
+            figures[f"processor_milliseconds_of_the_api_server_for_a_{operation}"] = round(api_server_cpu, 3)
     await lease.aclose()
-    return found
+    return figures
 
 
 async def _run(handle: Handle, *, directory: Path, seconds: float, count: int) -> dict[str, Any]:

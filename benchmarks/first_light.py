@@ -40,9 +40,9 @@ async def _until(client: Client, resource: Resource, name: str, *, accept: Any) 
     deadline = time.monotonic() + _DEADLINE_SECONDS
     while True:
         try:
-            found: dict[str, Any] = await client.get(resource, name)
-            if accept(found.get("status") or {}):
-                return found
+            obj: dict[str, Any] = await client.get(resource, name)
+            if accept(obj.get("status") or {}):
+                return obj
         except NotFound:
             pass
         if time.monotonic() > deadline:
@@ -51,11 +51,13 @@ async def _until(client: Client, resource: Resource, name: str, *, accept: Any) 
 
 
 def _is_ready(status: dict[str, Any]) -> bool:
-    return any(found["type"] == "Ready" and found["status"] == "True" for found in status.get("conditions") or ())
+    return any(
+        condition["type"] == "Ready" and condition["status"] == "True" for condition in status.get("conditions") or ()
+    )
 
 
 async def _measure(client: Client, name: str) -> dict[str, float]:
-    """Create one control plane, and wait for the first object of its instance."""
+    """Create a control plane, and wait for the first object of its instance."""
     began = time.monotonic()
     spec = {"classRef": {"name": _CLASS}}
     await client.create(CONTROL_PLANES, {"metadata": {"name": name}, "spec": spec})
@@ -82,7 +84,7 @@ async def _measure(client: Client, name: str) -> dict[str, float]:
 
 def _memory(handle: Handle) -> dict[str, list[Memory]]:
     """Read the memory of each process, grouped by program."""
-    found: dict[str, list[Memory]] = {}
+    memory: dict[str, list[Memory]] = {}
     for pid in find_processes(handle.directory):
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         program = next(
@@ -99,8 +101,8 @@ def _memory(handle: Handle) -> dict[str, list[Memory]]:
             name = f"tenant {name}"
         elif str(handle.mcm_directory).encode() in environment:
             name = f"instance {name}"
-        found.setdefault(name, []).append(memory_of(pid))
-    return found
+        memory.setdefault(name, []).append(memory_of(pid))
+    return memory
 
 
 @asynccontextmanager

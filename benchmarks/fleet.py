@@ -1,15 +1,16 @@
 """Measures the operator with a fleet of control planes: `python -m benchmarks.fleet`.
 
 Creates N ControlPlanes with their ControlPlaneEndpoints and ControlPlaneRegistrations at once, on a management cluster
-of a plain etcd and kube-apiserver. Each endpoint leads through one Envoy to one other kube-apiserver, so the operator
-is the bottleneck. It runs as its real program, with its own identity and rights. `--operator` runs another operator.
+of a plain etcd and kube-apiserver. All endpoints lead through an Envoy to a second kube-apiserver, so the operator is
+the bottleneck. The operator runs as a separate program, with its own identity and rights. `--operator` replaces its
+command.
 
 Prints JSON:
-- seconds until all are Ready and all registrations are resolved;
+- seconds until all control planes are Ready and all registrations are resolved;
 - processor time and memory of the operator, also at rest;
 - requests to both API servers for each control plane.
 
-All programs run on this machine, so the result includes its load.
+All programs share this machine, so the result includes their load.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Target:
 
 @dataclass(slots=True)
 class Progress:
-    """Records when each object reached its state, on the monotonic clock."""
+    """Records the time at which each object reached its state, on the monotonic clock."""
 
     expected: int
     accept: Any
@@ -85,7 +86,7 @@ class Progress:
 
     def report(self, began: float) -> dict[str, Any]:
         """Summarize the seconds since `began` of the objects that reached their state."""
-        seconds = sorted(each - began for each in self.reached.values())
+        seconds = sorted(reached_at - began for reached_at in self.reached.values())
         if not seconds:
             return {"n": 0}
         return {
@@ -98,7 +99,7 @@ class Progress:
 
 def _is_ready(obj: dict[str, Any]) -> bool:
     conditions = obj.get("status", {}).get("conditions") or ()
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
 def _is_resolved(obj: dict[str, Any]) -> bool:
@@ -119,7 +120,7 @@ async def _running(
         kubeconfig=shlex.quote(str(kubeconfig)),
         cluster_kubeconfig=shlex.quote(str(cluster_kubeconfig)),
         directory=shlex.quote(str(directory / "operator")),
-        programs=" ".join(f"--programs-dir={shlex.quote(str(each))}" for each in programs),
+        programs=" ".join(f"--programs-dir={shlex.quote(str(path))}" for path in programs),
         port=free_port(),
     )
     with (directory / "operator.log").open("wb") as log:
@@ -138,7 +139,7 @@ async def _running(
 
 
 async def _until_served(client: Client) -> None:
-    """Wait until the operator works: until it writes the status of a class."""
+    """Create a class, and wait until the operator writes its status."""
     await client.create(CONTROL_PLANE_CLASSES, {"metadata": {"name": _CLASS}, "spec": {"deletionPolicy": "Retain"}})
     async with asyncio.timeout(_READY_SECONDS):
         while not (await client.get(CONTROL_PLANE_CLASSES, _CLASS)).get("status"):  # noqa: ASYNC110 - once in a run
@@ -164,8 +165,8 @@ async def _create(client: Client, *, number: int, server: str) -> None:
 
 
 def _per_control_plane(before: Counter[str], after: Counter[str], *, number: int, own: Counter[str]) -> dict[str, Any]:
-    found = {kind: (count - own[kind]) / number for kind, count in (after - before).items()}
-    rounded = {kind: round(value, 2) for kind, value in sorted(found.items()) if value >= 0.005}
+    rates = {kind: (count - own[kind]) / number for kind, count in (after - before).items()}
+    rounded = {kind: round(value, 2) for kind, value in sorted(rates.items()) if value >= 0.005}
     return {"all": round(sum(rounded.values()), 2), **rounded}
 
 
@@ -181,7 +182,7 @@ async def _measure(target: Target, *, management: ApiServer, tenants: ApiServer,
     ready, resolved = Progress(number, _is_ready), Progress(number, _is_resolved)
     memory = PeakMemory(pid)
     async with Client(management.administrator(), field_manager="kplane") as client, asyncio.TaskGroup() as tasks:
-        follow = [
+        watchers = [
             tasks.create_task(Informer(client, CONTROL_PLANES).run(ready.saw)),
             tasks.create_task(Informer(client, CONTROL_PLANE_REGISTRATIONS).run(resolved.saw)),
             tasks.create_task(memory.watch()),
@@ -201,7 +202,7 @@ async def _measure(target: Target, *, management: ApiServer, tenants: ApiServer,
         await asyncio.sleep(target.rest_seconds)
         rested_cpu = cpu_seconds(pid)
         at_rest = [await requests_by_kind(config) for config in configs]
-        for task in follow:
+        for task in watchers:
             task.cancel()
     rest = max(target.rest_seconds, 1e-9)
     return {

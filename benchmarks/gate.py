@@ -1,4 +1,4 @@
-"""A gate before an API server: while it is closed, connections break and new ones are refused."""
+"""A TCP proxy before an API server. While it is closed, connections break and new connections are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHUNK_BYTES: Final = 65536
 class Gate:
     """Forwards the bytes of each connection to the API server at `url`; an async context manager.
 
-    It has one port for its whole life. A client sees a closed gate as an API server that is down.
+    The port stays the same after `close` and `open`. To a client, a closed gate is an API server that is down.
     """
 
     def __init__(self, url: str) -> None:
@@ -43,7 +43,7 @@ class Gate:
         self._port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Break all connections, and refuse new ones."""
+        """Break all connections, and refuse new connections."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -66,10 +66,10 @@ class Gate:
                 tasks.create_task(_copy(reader, far_writer))
                 tasks.create_task(_copy(far_reader, writer))
         except (OSError, ExceptionGroup):
-            pass  # an end of the connection has gone, and the other one is to notice
+            pass  # a side has closed the connection, so the other side is closed below
         finally:
-            for each in writers:
-                each.transport.abort()
+            for open_writer in writers:
+                open_writer.transport.abort()
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

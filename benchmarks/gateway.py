@@ -1,13 +1,14 @@
 """Measures the gateway beside an API server: `python -m benchmarks.gateway`.
 
-Runs `python -m kplane.embedded --gateway` with one control plane that is awake. Clients ask its API server directly and
-through the gateway, in turns. Prints JSON:
+Runs `python -m kplane.embedded --gateway` with an awake control plane. Clients send requests to its API server directly
+and through the gateway, in turns. Prints JSON:
 - for each number of connections: requests a second and milliseconds, directly and through the gateway, and the ratio;
 - the same for a list of many objects;
-- by how much Envoy and its controller grow while clients hold many watches open.
+- memory growth of Envoy and its controller while clients hold many watches open.
 
-There is one process of clients, with uvloop and an HTTP/1.1 of its own. `processor_milliseconds_each` has
-the processor time of a request. It is no limit where the API server takes much more. All programs share this machine.
+A single process runs all clients, with uvloop and its own HTTP/1.1 client. `processor_milliseconds_each` is the
+processor time of a request. The client process is no bottleneck if the API server needs much more processor time. All
+programs share this machine.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Options:
 
 
 async def _ready(client: Client) -> dict[str, Target]:
-    """Have a control plane that is awake, and return both ways to it."""
+    """Create an awake control plane, and return its direct target and its target through the gateway."""
     spec = {"deletionPolicy": "Destroy", "virtual": {"start": "Always"}}
     await client.create(CONTROL_PLANE_CLASSES, {"metadata": {"name": _NAME}, "spec": spec})
     await client.create(CONTROL_PLANES, {"metadata": {"name": _NAME}, "spec": {"classRef": {"name": _NAME}}})
@@ -92,25 +93,25 @@ async def _fill(client: Client, *, objects: int) -> None:
 async def _compare(
     ways: dict[str, Target], path: str, *, connections: int, options: Options, programs: Programs
 ) -> dict[str, Any]:
-    """Ask both ways in turns."""
+    """Send requests directly and through the gateway, in turns."""
     loads: dict[str, list[Load]] = {way: [] for way in ways}
-    used: dict[str, dict[str, float]] = {way: dict.fromkeys((*_PARTS, "client"), 0.0) for way in ways}
+    cpu_used: dict[str, dict[str, float]] = {way: dict.fromkeys((*_PARTS, "client"), 0.0) for way in ways}
     for _ in range(options.rounds):
         for way, target in ways.items():
             before, own = programs.processor(), time.process_time()
             loads[way].append(await ask(target, path, connections=connections, seconds=options.seconds))
             grown = growth(before, programs.processor()) | {"client": time.process_time() - own}
-            for part in used[way]:
-                used[way][part] += grown.get(part, 0.0)
-    found: dict[str, Any] = {way: _figures(loads[way], used[way], seconds=options.seconds) for way in ways}
-    direct, gateway = (found[way] for way in _WAYS)
-    found["throughput_ratio"] = round(gateway["requests_a_second"] / max(direct["requests_a_second"], 1e-9), 3)
-    found["p50_added_milliseconds"] = round(gateway["p50_milliseconds"] - direct["p50_milliseconds"], 3)
-    return found
+            for part in cpu_used[way]:
+                cpu_used[way][part] += grown.get(part, 0.0)
+    report: dict[str, Any] = {way: _figures(loads[way], cpu_used[way], seconds=options.seconds) for way in ways}
+    direct, gateway = (report[way] for way in _WAYS)
+    report["throughput_ratio"] = round(gateway["requests_a_second"] / max(direct["requests_a_second"], 1e-9), 3)
+    report["p50_added_milliseconds"] = round(gateway["p50_milliseconds"] - direct["p50_milliseconds"], 3)
+    return report
 
 
 def _figures(loads: Sequence[Load], used: dict[str, float], *, seconds: float) -> dict[str, Any]:
-    ordered = sorted(1000 * each for load in loads for each in load.seconds) or [0.0]
+    ordered = sorted(1000 * value for load in loads for value in load.seconds) or [0.0]
     number = max(1, sum(len(load.seconds) for load in loads))
     return {
         "requests_a_second": round(statistics.median(len(load.seconds) / seconds for load in loads), 1),
@@ -118,28 +119,28 @@ def _figures(loads: Sequence[Load], used: dict[str, float], *, seconds: float) -
         "p99_milliseconds": round(ordered[int(0.99 * (len(ordered) - 1))], 3),
         "bytes_each": sum(load.bytes for load in loads) // number,
         "errors": sum(len(load.errors) for load in loads),
-        "processor_milliseconds_each": {part: round(1000 * each / number, 3) for part, each in used.items()},
+        "processor_milliseconds_each": {part: round(1000 * value / number, 3) for part, value in used.items()},
     }
 
 
 async def _watches(ways: dict[str, Target], tenant: Client, *, number: int, programs: Programs) -> dict[str, Any]:
-    """Hold watches open through the gateway, and have each of them get an event."""
+    """Hold watches open through the gateway, and wait until each receives an event."""
     before = {part: each.anonymous for part, each in programs.memory().items()}
     path = f"{_LIST}?watch=true&resourceVersion=0&limit=1"
     async with watch(ways["gateway"], path, connections=number) as watchers:
         await asyncio.sleep(_STILL_SECONDS)
         received = [watcher.received for watcher in watchers]
         await tenant.create(CONFIG_MAPS, {"metadata": {"name": "seen-by-all", "namespace": "default"}})
-        told = 0
+        notified = 0
         ends = time.monotonic() + _EVENT_SECONDS
-        while told < number and time.monotonic() < ends:
+        while notified < number and time.monotonic() < ends:
             await asyncio.sleep(_PAUSE_SECONDS)
-            told = sum(each.received > known for each, known in zip(watchers, received, strict=True))
+            notified = sum(each.received > size_before for each, size_before in zip(watchers, received, strict=True))
         grown = growth(before, {part: each.anonymous for part, each in programs.memory().items()})
         lost = sum(watcher.lost for watcher in watchers)
     mib = {part: round(grown[part], 1) for part in _PARTS}
     gateway_mib = round(grown["envoy"] + grown["gateway"], 1)
-    return {"number": number, "told": told, "lost": lost, "gateway_mib": gateway_mib, "mib": mib}
+    return {"number": number, "told": notified, "lost": lost, "gateway_mib": gateway_mib, "mib": mib}
 
 
 async def _run(options: Options, programs: Programs) -> dict[str, Any]:
@@ -157,11 +158,11 @@ async def _run(options: Options, programs: Programs) -> dict[str, Any]:
         await _fill(tenant, objects=options.objects)
         lists = await _compare(ways, _LIST, connections=_LIST_CONNECTIONS, options=options, programs=programs)
     return {
-        "load_average": [round(each, 1) for each in (*load, *os.getloadavg())],
+        "load_average": [round(value, 1) for value in (*load, *os.getloadavg())],
         "small_by_connections": small,
         "watches": watches,
         "lists": {"objects": options.objects, "connections": _LIST_CONNECTIONS, **lists},
-        "memory_mib": {part: round(each.anonymous, 1) for part, each in programs.memory().items()},
+        "memory_mib": {part: round(value.anonymous, 1) for part, value in programs.memory().items()},
     }
 
 

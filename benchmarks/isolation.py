@@ -1,11 +1,11 @@
 """Measures whether silent endpoints delay others: `python -m benchmarks.isolation --silent 50 --good 20 --rounds 3`.
 
-Runs an embedded management cluster with both operators, and one control plane behind an Envoy that serves it below each
-path. Good control planes adopt it. Silent control planes adopt endpoints that accept connections and never answer.
+Runs an embedded management cluster with both operators and a control plane, which an Envoy serves below each path. Good
+control planes adopt this control plane. Silent control planes adopt endpoints that accept connections and never answer.
 
-Each round creates the good ones at once and measures the seconds to Ready: alone, beside silent ones, and together
-with new silent ones. Prints JSON: seconds, and their ratios to the seconds alone in the same round.
-All programs run on this machine, so ratios carry over better than seconds.
+Each round creates the good control planes at once and measures the seconds to Ready: alone, beside existing silent
+control planes, and together with new silent control planes. Prints JSON: seconds, and their ratios to the seconds alone
+in the same round. All programs share this machine, so ratios carry over better than seconds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SECRET: Final = {"name": "isolation-administrator", "namespace": "default"}
 
 def _reason(obj: dict[str, Any]) -> str:
     conditions = obj.get("status", {}).get("conditions") or ()
-    return next((str(found["reason"]) for found in conditions if found["type"] == "Ready"), "")
+    return next((str(condition["reason"]) for condition in conditions if condition["type"] == "Ready"), "")
 
 
 class _Field:
@@ -68,8 +68,8 @@ class _Field:
 
     async def adopt(self, name: str, url: str) -> None:
         """Create a control plane that adopts the API server at a URL."""
-        door = {"endpoint": url, "credentialsSecretRef": _SECRET}
-        await self._client.create(CONTROL_PLANE_ENDPOINTS, {"metadata": {"name": name}, "spec": door})
+        endpoint = {"endpoint": url, "credentialsSecretRef": _SECRET}
+        await self._client.create(CONTROL_PLANE_ENDPOINTS, {"metadata": {"name": name}, "spec": endpoint})
         spec = {"endpointRef": {"name": name}}
         await self._client.create(CONTROL_PLANES, {"metadata": {"name": name}, "spec": spec})
 
@@ -78,7 +78,7 @@ class _Field:
     ) -> dict[str, float]:
         """Create `number` good control planes, and return the seconds until they are Ready.
 
-        The URLs `beside` are adopted before the clock starts, the URLs `at_once` at the same time.
+        Silent control planes adopt the URLs `beside` before the clock starts, and `at_once` with the good ones.
         """
         silent = {f"silent-{index}": url for index, url in enumerate([*beside, *at_once])}
         good = [f"good-{index}" for index in range(number)]
@@ -109,11 +109,11 @@ class _Field:
     async def _delete(self, names: Sequence[str]) -> None:
         for name in names:
             await self._client.delete(CONTROL_PLANES, name)
-        left = set(names)
+        remaining = set(names)
         async with asyncio.timeout(_DEADLINE_SECONDS):
-            while left:
+            while remaining:
                 await asyncio.sleep(_POLL_SECONDS)
-                left &= {obj["metadata"]["name"] for obj in (await self._client.list(CONTROL_PLANES)).items}
+                remaining &= {obj["metadata"]["name"] for obj in (await self._client.list(CONTROL_PLANES)).items}
         for name in names:
             await self._client.delete(CONTROL_PLANE_ENDPOINTS, name)
 
@@ -127,8 +127,8 @@ async def _run(handle: Handle, directory: Path, *, silent: int, good: int, round
         field = _Field(client)
         backend = await field.prepare()
         await field.share(await stack.enter_async_context(shared_address(backend, directory=directory)))
-        await field.measure(good)  # a warm-up
-        found = [
+        await field.measure(good)  # warm-up
+        results = [
             {
                 "alone": await field.measure(good),
                 "silent_before": await field.measure(good, beside=urls),
@@ -141,9 +141,9 @@ async def _run(handle: Handle, directory: Path, *, silent: int, good: int, round
         "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
         "silent": silent,
         "good": good,
-        "rounds_seconds": found,
+        "rounds_seconds": results,
         "ratio_to_alone": {
-            name: {measure: _ratio(found, name, measure) for measure in ("p50", "all")}
+            name: {measure: _ratio(results, name, measure) for measure in ("p50", "all")}
             for name in ("alone_again", "silent_before", "silent_at_once")
         },
         "load_average": os.getloadavg(),
@@ -152,7 +152,7 @@ async def _run(handle: Handle, directory: Path, *, silent: int, good: int, round
 
 def _ratio(rounds: Sequence[dict[str, dict[str, float]]], name: str, measure: str) -> float:
     """Return the median ratio of a figure to the run alone in the same round."""
-    return round(statistics.median(each[name][measure] / each["alone"][measure] for each in rounds), 2)
+    return round(statistics.median(result[name][measure] / result["alone"][measure] for result in rounds), 2)
 
 
 def main() -> None:

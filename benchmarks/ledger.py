@@ -1,4 +1,4 @@
-"""Writes objects through the gateway, and keeps a ledger: what was acknowledged has to be there at the end."""
+"""Writes objects through the gateway, and records acknowledged writes in a ledger to find lost writes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = ["Entry", "Ledger"]
 _OBJECTS: Final = "/api/v1/namespaces/default/configmaps"
 _WRITERS: Final = 4
 _NAMES: Final = 40
-"""Objects of each writer."""
+"""Number of objects of each writer."""
 _PAGE: Final = 500
 _ANSWER_SECONDS: Final = 90.0
-"""More than the gateway lets a request wait."""
+"""Longer than the time for which the gateway holds a request."""
 _JSON: Final = {"Content-Type": "application/json"}
 _MERGE: Final = {"Content-Type": "application/merge-patch+json"}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What an object has to be."""
+    """Expected uid and value of an object."""
 
     uid: str
     value: str
@@ -38,7 +38,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Writes:
-    """Holds what was answered."""
+    """Results of the write requests."""
 
     acknowledged: int = 0
     slowest_seconds: float = 0.0
@@ -46,10 +46,10 @@ class Writes:
 
 
 class Ledger:
-    """Clients of one control plane, which do not retry. Knows of each object the last acknowledged write."""
+    """Clients of a control plane that do not retry. Records the last acknowledged write of each object."""
 
     def __init__(self, config: ClusterConfig, *, filled: dict[str, Entry]) -> None:
-        """`filled` has the objects that are there, and stay as they are."""
+        """`filled` has the existing objects, which the clients do not change."""
         self.writes = Writes()
         self._filled = filled
         self._server = config.server
@@ -59,9 +59,9 @@ class Ledger:
             timeout=aiohttp.ClientTimeout(total=_ANSWER_SECONDS),
         )
         self._last: dict[str, Entry | None] = {}
-        """By name; None: it was deleted."""
+        """Last acknowledged entry by object name; None for a deleted object."""
         self._doubtful: set[str] = set()
-        """Names of objects whose last write failed: it may have taken effect."""
+        """Names of objects whose last write failed. Such a write may have taken effect."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -72,47 +72,47 @@ class Ledger:
         await self._session.close()
 
     async def write(self, *, a_second: float, stop: asyncio.Event) -> None:
-        """Create, update, patch and delete objects, so many times a second, until told to stop."""
+        """Create, update, patch and delete objects until `stop` is set. `a_second` is the rate of all writers."""
         self.writes = Writes()
         await asyncio.gather(*(self._write(number, a_second / _WRITERS, stop) for number in range(_WRITERS)))
 
     async def lost(self) -> list[str]:
-        """Compare all objects with the ledger after the last write, and say what is wrong."""
-        found = await self._list()
+        """Compare all objects with the ledger after the last write, and describe each difference."""
+        actual = await self._list()
         expected = {**self._filled, **{name: last for name, last in self._last.items() if last is not None}}
-        wrong = [
-            f"{name} is {found.get(name)} and has to be {entry}"
+        differences = [
+            f"{name} is {actual.get(name)} and has to be {entry}"
             for name, entry in expected.items()
-            if name not in self._doubtful and found.get(name) != entry
+            if name not in self._doubtful and actual.get(name) != entry
         ]
         deleted = {name for name, last in self._last.items() if last is None} - self._doubtful
-        return wrong + [f"{name} was deleted and is there" for name in sorted(deleted & found.keys())]
+        return differences + [f"{name} was deleted and is there" for name in sorted(deleted & actual.keys())]
 
     async def _write(self, writer: int, a_second: float, stop: asyncio.Event) -> None:
-        chance = random.Random(writer)  # noqa: S311 - it has to be the same each time
+        generator = random.Random(writer)  # noqa: S311 - reproducible
         began, count = time.monotonic(), 0
         while not stop.is_set():
             count += 1
-            name = f"written-{writer}-{chance.randrange(_NAMES)}"
+            name = f"written-{writer}-{generator.randrange(_NAMES)}"
             if name not in self._doubtful:
-                await self._change(name, value=f"{writer} {count}", chance=chance.random())
+                await self._change(name, value=f"{writer} {count}", chance=generator.random())
             await asyncio.sleep(max(0.0, began + count / a_second - time.monotonic()))
 
     async def _change(self, name: str, *, value: str, chance: float) -> None:
-        known, path = self._last.get(name), f"{_OBJECTS}/{name}"
+        existing, path = self._last.get(name), f"{_OBJECTS}/{name}"
         body: dict[str, Any] = {"metadata": {"name": name}, "data": {"value": value}}
         began = time.monotonic()
         try:
-            if known is None:
-                found = await self._send("POST", _OBJECTS, body, _JSON)
-                entry: Entry | None = Entry(found["metadata"]["uid"], value)
+            if existing is None:
+                created = await self._send("POST", _OBJECTS, body, _JSON)
+                entry: Entry | None = Entry(created["metadata"]["uid"], value)
             elif chance < 0.2:
                 await self._send("DELETE", path, None, {})
                 entry = None
             else:
                 method, kind = ("PUT", _JSON) if chance < 0.6 else ("PATCH", _MERGE)
                 await self._send(method, path, body, kind)
-                entry = Entry(known.uid, value)
+                entry = Entry(existing.uid, value)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             self.writes.errors.append(f"{name}: {type(error).__name__}: {error}")
             self._doubtful.add(name)
@@ -122,16 +122,16 @@ class Ledger:
         self.writes.slowest_seconds = max(self.writes.slowest_seconds, time.monotonic() - began)
 
     async def _list(self) -> dict[str, Entry]:
-        found: dict[str, Entry] = {}
+        entries: dict[str, Entry] = {}
         after = ""
         while True:
             page = await self._send("GET", f"{_OBJECTS}?limit={_PAGE}&continue={after}", None, {})
             for item in page["items"]:
                 metadata = item["metadata"]
-                found[metadata["name"]] = Entry(metadata["uid"], (item.get("data") or {}).get("value", ""))
+                entries[metadata["name"]] = Entry(metadata["uid"], (item.get("data") or {}).get("value", ""))
             after = page["metadata"].get("continue", "")
             if not after:
-                return found
+                return entries
 
     async def _send(
         self, method: str, path: str, body: dict[str, Any] | None, headers: dict[str, str]
@@ -140,5 +140,5 @@ class Ledger:
         async with self._session.request(method, f"{self._server}{path}", data=data, headers=headers) as answer:
             if answer.status not in {200, 201}:
                 raise aiohttp.ClientError(f"{method} {path}: {answer.status} {(await answer.text())[:300]}")
-            found: dict[str, Any] = await answer.json()
-            return found
+            content: dict[str, Any] = await answer.json()
+            return content

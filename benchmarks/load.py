@@ -1,4 +1,4 @@
-"""Asks an HTTPS server over many connections, one request at a time on each, for little processor time of its own."""
+"""Loads an HTTPS server over many connections, with a request at a time on each, and needs little processor time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CONNECT_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One way to a control plane."""
+    """Address and token of a control plane, direct or through the gateway."""
 
     host: str
     port: int
@@ -35,12 +35,12 @@ class Target:
 
     @classmethod
     def of(cls, config: ClusterConfig) -> Target:
-        """Read it from a kubeconfig with a token."""
+        """Create a target from a kubeconfig with a token."""
         url, tls = urlsplit(config.server), ssl_context(config)
         return cls(url.hostname or "", url.port or 443, url.path, config.token or "", tls)
 
     def request(self, path: str) -> bytes:
-        """Return a GET as it is sent."""
+        """Return the bytes of a GET request."""
         lines = (
             f"GET {self.base}{path} HTTP/1.1",
             f"Host: {self.host}:{self.port}",
@@ -52,7 +52,7 @@ class Target:
 
 @dataclass(slots=True)
 class Load:
-    """Holds what was answered."""
+    """Results of the requests: seconds and bytes of the responses, and errors."""
 
     seconds: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Load:
 
 
 class _Asker(asyncio.Protocol):
-    """Sends the next request when the answer to the last one is complete."""
+    """Sends the next request as soon as the response to the previous request is complete."""
 
     def __init__(self, request: bytes, *, until: float, load: Load) -> None:
         self.done: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
@@ -73,7 +73,7 @@ class _Asker(asyncio.Protocol):
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's is none by its class.
+        # The transport of uvloop is no subclass of asyncio.Transport.
         self._transport = cast("asyncio.Transport", transport)
         self._send()
 
@@ -108,7 +108,7 @@ class _Asker(asyncio.Protocol):
 
 
 def is_complete(received: bytearray) -> bool:
-    """Tell whether an answer of HTTP/1.1 is there as a whole."""
+    """Return whether a response of HTTP/1.1 is complete."""
     head = received.find(_END_OF_HEAD)
     if head < 0:
         return False
@@ -121,7 +121,7 @@ def is_complete(received: bytearray) -> bool:
 
 
 async def ask(target: Target, path: str, *, connections: int, seconds: float) -> Load:
-    """Ask for a path over so many connections, for so long."""
+    """Request a path again and again on each of `connections` connections, for `seconds`."""
     load, request, loop = Load(), target.request(path), asyncio.get_running_loop()
     until = time.perf_counter() + seconds
 
@@ -137,7 +137,7 @@ async def ask(target: Target, path: str, *, connections: int, seconds: float) ->
 
 
 class Watcher(asyncio.Protocol):
-    """Counts the bytes of one watch."""
+    """Counts the bytes of a watch."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -154,13 +154,13 @@ class Watcher(asyncio.Protocol):
 
 @contextlib.asynccontextmanager
 async def watch(target: Target, path: str, *, connections: int) -> AsyncIterator[list[Watcher]]:
-    """Have so many watches open. Each has a connection of its own."""
+    """Hold watches open within the context, each on its own connection."""
     request, loop = target.request(path), asyncio.get_running_loop()
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as stack:
         watchers = []
         for _ in range(connections):
             transport, watcher = await loop.create_connection(Watcher, target.host, target.port, ssl=target.tls)
-            opened.callback(transport.close)
+            stack.callback(transport.close)
             transport.write(request)
             watchers.append(watcher)
         yield watchers

@@ -1,17 +1,18 @@
-"""Measures the move of a control plane that is in use: `python -m benchmarks.migration --keys 5000 50000`.
+"""Measures the migration of a control plane in use: `python -m benchmarks.migration --keys 5000 50000`.
 
-Runs `python -m kplane.embedded --gateway`. For each number of keys, a virtual control plane is filled with ConfigMaps
-of 1 KiB. Then it moves to a home of its own, and back, while four clients write through the gateway. They do not
-retry, and keep a ledger. Prints JSON: `hold_seconds` of all moves, and `runs`, one for each move, with
-- `keys_per_second`: the rate of the engine that copies, from `copies`;
-- `step_seconds`: when each step began; Copying includes the restart of a new etcd;
-- `lag_ms`: how far the copy was behind at most, as the status says, until the controllers ended;
-- `hold_seconds`: how long writes waited, as the operator measured it; `slowest_write_seconds`, as a client did;
+Runs `python -m kplane.embedded --gateway`. For each number of keys, fills a virtual control plane with ConfigMaps of
+1 KiB. Then moves the control plane to mode Dedicated, and back, while four clients write through the gateway. The
+clients do not retry, and record their writes in a ledger. Prints JSON: `hold_seconds` of all moves, and a list `runs`
+with an entry for each move:
+- `keys_per_second`: the rate of the copying engine, from `copies`;
+- `step_seconds`: seconds until the start of each step; Copying includes the restart of a new etcd;
+- `lag_ms`: the largest lag of the copy in the status, until the controllers ended;
+- `hold_seconds`: time for which writes were held, measured by the operator; `slowest_write_seconds`: by a client;
 - `total_seconds`: from the change of `spec.mode` to the new home;
-- `lost`: acknowledged writes that are not there, and deleted objects that came back;
-- `copies`: the same data copied into an etcd beside it before the move, with the engine and `etcdctl make-mirror`.
+- `lost`: missing acknowledged writes, and deleted objects that came back;
+- `copies`: the same data copied to a separate etcd before the move, with the engine and with `etcdctl make-mirror`.
 
-All programs run on this machine, so the result includes its load.
+All programs share this machine, so the result includes their load.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _READY_SECONDS: Final = 300.0
 _MOVE_SECONDS: Final = 300.0
 _PAUSE_SECONDS: Final = 0.2
 _STEADY_SECONDS: Final = 2.0
-"""Writers write for so long before and after each move."""
+"""Time for which the clients write before and after each move."""
 _OBJECT_BYTES: Final = 900
 _BATCH: Final = 100
 _FOLLOWING: Final = ("Starting", "EndingControllers")
@@ -74,9 +75,9 @@ class Move:
     name: str
     mode: str
     before: str | None
-    """When the migration before this one began."""
+    """Start time of the previous migration."""
     steps: dict[str, float] = field(default_factory=dict)
-    """When each step was seen first, on the monotonic clock."""
+    """Time of the first event of each step, on the monotonic clock."""
     lags: list[int] = field(default_factory=list)
     home_at: float | None = None
     status: dict[str, Any] = field(default_factory=dict)
@@ -128,8 +129,8 @@ async def _until(probe: Callable[[], Any], *, what: str) -> None:
 
 
 async def _create(client: Client, name: str) -> None:
-    """Have a virtual control plane with controllers that is awake."""
-    # The former home goes at once, so that the way back copies all data too.
+    """Create a virtual control plane, and wait until the control plane and its controllers are Ready."""
+    # Without a rollback window, the old home is deleted at once, so that the move back copies all data too.
     spec = {"classRef": {"name": _CLASS}, "deletionPolicy": "Destroy", "migration": {"rollbackWindow": "0s"}}
     await client.create(CONTROL_PLANES, {"metadata": {"name": name}, "spec": spec})
 
@@ -137,8 +138,8 @@ async def _create(client: Client, name: str) -> None:
         return bool((await client.get(CONTROL_PLANES, name)).get("status", {}).get("phase") == "Ready")
 
     async def controlled() -> bool:
-        found = (await client.list(CONTROL_PLANE_REGISTRATIONS)).items
-        return any(_is_true(each, "Ready") for each in found if _is_of(each, name))
+        registrations = (await client.list(CONTROL_PLANE_REGISTRATIONS)).items
+        return any(_is_true(registration, "Ready") for registration in registrations if _is_of(registration, name))
 
     await _until(ready, what=f"{name} is Ready")
     await _until(controlled, what=f"controllers of {name}")
@@ -150,17 +151,17 @@ def _is_of(registration: dict[str, Any], name: str) -> bool:
 
 def _is_true(obj: dict[str, Any], condition: str) -> bool:
     conditions = obj.get("status", {}).get("conditions") or ()
-    return any(each["type"] == condition and each["status"] == "True" for each in conditions)
+    return any(entry["type"] == condition and entry["status"] == "True" for entry in conditions)
 
 
 async def _fill(tenant: Client, home: Home, *, keys: int) -> dict[str, Entry]:
-    """Have so many ConfigMaps be there: one of the API server, and copies of what it wrote, with uids of their own."""
-    chance = random.Random(keys)  # noqa: S311 - it has to be the same each time
-    value, first = chance.randbytes(_OBJECT_BYTES // 2).hex(), f"filled-{0:06d}"
-    made = await tenant.create(
+    """Create a ConfigMap through the API server, and write copies of it to etcd, each with its own name and uid."""
+    generator = random.Random(keys)  # noqa: S311 - reproducible
+    value, first = generator.randbytes(_OBJECT_BYTES // 2).hex(), f"filled-{0:06d}"
+    config_map = await tenant.create(
         CONFIG_MAPS, {"metadata": {"name": first, "namespace": "default"}, "data": {"value": value}}
     )
-    uid = made["metadata"]["uid"]
+    uid = config_map["metadata"]["uid"]
     entries = {first: Entry(uid, value)}
     key = f"{home.prefix}configmaps/default/{first}"
     async with home.client() as etcd:
@@ -169,9 +170,9 @@ async def _fill(tenant: Client, home: Home, *, keys: int) -> dict[str, Entry]:
             raise RuntimeError(f"{key} is not what an API server writes")
         batch: list[Operation] = []
         for number in range(1, keys):
-            name, own = f"filled-{number:06d}", str(uuid.UUID(int=chance.getrandbits(128), version=4))
-            entries[name] = Entry(own, value)
-            copy = stored.value.replace(first.encode(), name.encode()).replace(uid.encode(), own.encode())
+            name, own_uid = f"filled-{number:06d}", str(uuid.UUID(int=generator.getrandbits(128), version=4))
+            entries[name] = Entry(own_uid, value)
+            copy = stored.value.replace(first.encode(), name.encode()).replace(uid.encode(), own_uid.encode())
             batch.append(Put(key.replace(first, name).encode(), copy))
             if len(batch) == _BATCH or number == keys - 1:
                 await etcd.apply(batch)
@@ -180,9 +181,9 @@ async def _fill(tenant: Client, home: Home, *, keys: int) -> dict[str, Entry]:
 
 
 async def _move(client: Client, name: str, *, mode: str) -> dict[str, Any]:
-    """Have a control plane move, and follow that to its end."""
-    found = await client.get(CONTROL_PLANES, name)
-    move = Move(name, mode, ((found.get("status") or {}).get("migration") or {}).get("startedTime"))
+    """Change the mode of a control plane, and wait until the migration is completed."""
+    control_plane = await client.get(CONTROL_PLANES, name)
+    move = Move(name, mode, ((control_plane.get("status") or {}).get("migration") or {}).get("startedTime"))
     async with asyncio.TaskGroup() as tasks:
         following = tasks.create_task(Informer(client, CONTROL_PLANES).run(move.saw))
         began = time.monotonic()
@@ -199,7 +200,7 @@ async def _move(client: Client, name: str, *, mode: str) -> dict[str, Any]:
 async def _measure(
     client: Client, name: str, *, mode: str, ledger: Ledger, scratch: Scratch, options: Options, programs: Programs
 ) -> dict[str, Any]:
-    """Measure one way, while clients write."""
+    """Measure a move to `mode` while clients write."""
     load, stop = os.getloadavg(), asyncio.Event()
     config = await published_config(client, name, key=KUBECONFIG_KEY)
     home = Home.of(config, directory=programs.handle.operator_directory)
@@ -223,7 +224,7 @@ async def _measure(
         "slowest_write_seconds": round(ledger.writes.slowest_seconds, 3),
         "errors": ledger.writes.errors[:20],
         "copies": copies,
-        "load_average": [round(each, 1) for each in (*load, *os.getloadavg())],
+        "load_average": [round(value, 1) for value in (*load, *os.getloadavg())],
     }
 
 

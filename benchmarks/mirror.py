@@ -1,4 +1,4 @@
-"""Copies the data of a control plane into an etcd beside it: with the engine of migration, and with etcdctl."""
+"""Copies a control plane's data into a separate etcd, with the migration engine and with etcdctl."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _MIRRORED: Final = "/mirrored/"
 _MIRROR_SECONDS: Final = 120.0
 _POLL_SECONDS: Final = 0.05
 _ENOUGH: Final = 0.99
-"""Of the keys: writers delete some meanwhile."""
+"""Share of the keys that ends a copy. Writers delete some keys meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where the data of a control plane are, as its API server reaches them."""
+    """Location of a control plane's data in etcd, with the credentials of its API server."""
 
     endpoint: str
     prefix: str
@@ -44,13 +44,15 @@ class Home:
 
     @classmethod
     def of(cls, config: ClusterConfig, *, directory: Path) -> Home:
-        """Read it from the flags of the API server at this address, whose component is below a directory."""
+        """Read the location from the flags of the API server at `config.server`. Its component is below `directory`."""
         port = f"--secure-port={urlsplit(config.server).port}".encode()
         for pid in find_processes(directory):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if port in arguments and any(each.startswith(b"--etcd-prefix=") for each in arguments):
-                    flags = dict(each.decode().split("=", 1) for each in arguments if each.startswith(b"--etcd-"))
+                if port in arguments and any(argument.startswith(b"--etcd-prefix=") for argument in arguments):
+                    flags = dict(
+                        argument.decode().split("=", 1) for argument in arguments if argument.startswith(b"--etcd-")
+                    )
                     return cls._of(flags)
         raise RuntimeError(f"no API server of a control plane runs at {config.server}")
 
@@ -74,7 +76,7 @@ class Scratch:
     etcdctl: Path
 
     async def follow(self, home: Home) -> dict[str, Any]:
-        """Copy the data of a home with the engine of migration, and follow what is written."""
+        """Copy the data of a home with the migration engine, and follow later writes."""
         async with home.client() as source:
             follower = Follower(Place(source, home.prefix), Place(self.client, _FOLLOWED))
             began = time.monotonic()
@@ -101,7 +103,7 @@ class Scratch:
         }
 
     async def mirror(self, home: Home) -> dict[str, Any]:
-        """Copy the data of a home with `etcdctl make-mirror`, until as many keys are there, or time is up."""
+        """Copy the data of a home with `etcdctl make-mirror`, until 99 % of the keys are copied or the time is up."""
         async with home.client() as source:
             keys = await source.count(home.prefix)
         arguments = (
@@ -132,7 +134,7 @@ class Scratch:
 
 @contextlib.asynccontextmanager
 async def scratch_etcd(directory: Path, *, binaries: Binaries) -> AsyncIterator[Scratch]:
-    """Run an etcd as dedicated control planes have it, within the context."""
+    """Run an etcd within the context, configured like the etcd of a dedicated control plane."""
     async with ProcessRuntime(directory / "runtime", programs=binaries.directories) as runtime:
         authority, address = create_authority("scratch"), await runtime.reserve("scratch", ports=ETCD_PORTS)
         server = issue_serving(authority, common_name="etcd", hosts=[address.host], client=True)

@@ -1,7 +1,7 @@
 """Measures kplane on a cluster that runs pods: `python -m benchmarks.on_cluster --kind-cluster NAME ...`.
 
 Creates a kind cluster, loads the images, installs the chart, and creates and deletes control planes one by one. Then
-switches the gateway on, and wakes one control plane again and again. Deletes the cluster at the end. Uses kind, docker,
+switches the gateway on, and wakes a control plane many times. Deletes the cluster at the end. Uses kind, docker,
 helm and kubectl only, as a user does.
 
 Prints JSON: seconds of each step up to the first Ready tenant, and from create to Ready of each control plane. For each
@@ -43,12 +43,12 @@ _SLEEP_REQUESTED: Final = "controlplane.kplane.dev/sleep-requested"
 
 
 class Cluster:
-    """Runs the programs of a user on one kind cluster."""
+    """Runs kind, helm and kubectl on a kind cluster."""
 
     def __init__(self, name: str, *, kubeconfig: Path) -> None:
         binaries = resolve(programs=("helm", "kind", "kubectl"))
         self.name = name
-        self._kind, self._helm, self._kubectl = (str(binaries.path(each)) for each in ("kind", "helm", "kubectl"))
+        self._kind, self._helm, self._kubectl = (str(binaries.path(program)) for program in ("kind", "helm", "kubectl"))
         self._environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
 
     def run(self, *command: str, given: str | None = None) -> str:
@@ -84,8 +84,8 @@ class Cluster:
             repository, _, tag = image.rpartition(":")
             settings += ["--set", f"{part}.image.repository={repository},{part}.image.tag={tag}"]
         chart = str(_ROOT / "deploy" / "chart" / "kplane")
-        where = ["--namespace", _NAMESPACE, "--create-namespace", "--wait", "--timeout", f"{_READY_SECONDS}s"]
-        self.run(self._helm, "install", "kplane", chart, *where, *settings)
+        options = ["--namespace", _NAMESPACE, "--create-namespace", "--wait", "--timeout", f"{_READY_SECONDS}s"]
+        self.run(self._helm, "install", "kplane", chart, *options, *settings)
 
     def open_gateway(self, image: str) -> None:
         """Switch the gateway of the chart on, at a port of the node."""
@@ -100,8 +100,8 @@ class Cluster:
         settings = f"gateway.enabled=true,gateway.url=https://{host}:{_GATEWAY_PORT}"
         settings += f",gateway.image.repository={repository},gateway.image.tag={tag}"
         chart = str(_ROOT / "deploy" / "chart" / "kplane")
-        where = ["--namespace", _NAMESPACE, "--wait", "--timeout", f"{_READY_SECONDS}s"]
-        self.run(self._helm, "upgrade", "kplane", chart, *where, "--reuse-values", "--set", settings)
+        options = ["--namespace", _NAMESPACE, "--wait", "--timeout", f"{_READY_SECONDS}s"]
+        self.run(self._helm, "upgrade", "kplane", chart, *options, "--reuse-values", "--set", settings)
 
     def apply(self, *objects: dict[str, Any]) -> None:
         """Create objects."""
@@ -143,20 +143,20 @@ def _create_and_wait(cluster: Cluster, name: str, *, mode: str) -> float:
 
 
 class Client:
-    """Sends requests to a control plane as its published kubeconfig says, each on a connection of its own."""
+    """Sends requests to a control plane with its published kubeconfig, each on a new connection."""
 
     def __init__(self, kubeconfig: str) -> None:
-        read = yaml.safe_load(kubeconfig)
-        cluster, user = read["clusters"][0]["cluster"], read["users"][0]["user"]
-        authorities = base64.b64decode(cluster["certificate-authority-data"]).decode()
+        config = yaml.safe_load(kubeconfig)
+        cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+        ca_data = base64.b64decode(cluster["certificate-authority-data"]).decode()
         self._server, self._token = urlsplit(cluster["server"]), user["token"]
-        self._trust = ssl.create_default_context(cadata=authorities)
+        self._trust = ssl.create_default_context(cadata=ca_data)
 
     def get(self, path: str, *, anonymous: bool = False) -> int:
-        """Return the status of the answer."""
-        where = self._server.hostname or "", self._server.port or 443
+        """Send a GET. Returns the status code of the response."""
+        address = self._server.hostname or "", self._server.port or 443
         headers = {} if anonymous else {"Authorization": f"Bearer {self._token}"}
-        connection = http.client.HTTPSConnection(*where, context=self._trust, timeout=_READY_SECONDS)
+        connection = http.client.HTTPSConnection(*address, context=self._trust, timeout=_READY_SECONDS)
         with contextlib.closing(connection):
             connection.request("GET", f"{self._server.path}{path}", headers=headers)
             answer = connection.getresponse()
@@ -165,7 +165,7 @@ class Client:
 
 
 def _wakes(cluster: Cluster, count: int) -> dict[str, Any]:
-    """Wake one control plane by a request again and again; returns the seconds until the answer."""
+    """Wake a control plane by a request, `count` times. Returns the seconds until the response."""
     name = "sleeper"
     spec = {"classRef": {"name": "measured"}, "deletionPolicy": "Destroy", "virtual": {"start": "OnDemand"}}
     cluster.apply(_object("ControlPlane", name, spec=spec))
@@ -173,7 +173,7 @@ def _wakes(cluster: Cluster, count: int) -> dict[str, Any]:
     secret = ("get", "secret", f"controlplane-{name}-kubeconfig", "--namespace", f"kplane-cp-{name}")
     encoded = cluster.kubectl(*secret, "-o=jsonpath={.data.kubeconfig-external}")
     client, seconds = Client(base64.b64decode(encoded).decode()), []
-    while _anonymous(client) != 401:  # the gateway does not know it yet
+    while _anonymous(client) != 401:  # the gateway has no route to the control plane yet
         time.sleep(0.2)
     for _ in range(count):
         began = time.monotonic()
@@ -182,8 +182,8 @@ def _wakes(cluster: Cluster, count: int) -> dict[str, Any]:
         if status != 200:
             raise SystemExit(f"failed to wake {name}: its first answer has status {status}")
         _wait_phase(cluster, name, "Ready")
-        asked = f"{_SLEEP_REQUESTED}={datetime.now(UTC).isoformat()}"
-        cluster.kubectl("annotate", f"controlplane/{name}", "--overwrite", asked)
+        annotation = f"{_SLEEP_REQUESTED}={datetime.now(UTC).isoformat()}"
+        cluster.kubectl("annotate", f"controlplane/{name}", "--overwrite", annotation)
         _wait_phase(cluster, name, "Hibernated")
     return {**_summary(seconds), "max": round(max(seconds), 2)}
 
@@ -195,8 +195,8 @@ def _anonymous(client: Client) -> int | None:
 
 
 def _wait_phase(cluster: Cluster, name: str, phase: str) -> None:
-    wanted = f"--for=jsonpath={{.status.phase}}={phase}"
-    cluster.kubectl("wait", f"controlplane/{name}", wanted, f"--timeout={_READY_SECONDS}s")
+    condition = f"--for=jsonpath={{.status.phase}}={phase}"
+    cluster.kubectl("wait", f"controlplane/{name}", condition, f"--timeout={_READY_SECONDS}s")
 
 
 def _quantile(values: Sequence[float], share: float) -> float:

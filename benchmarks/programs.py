@@ -25,7 +25,7 @@ from kplane.workloads import find_processes
 __all__ = ["API_SERVERS", "INSTANCES", "SHARED", "Programs", "cluster_with_gateway", "growth", "print_result"]
 
 SHARED: Final = ("etcd", "operator", "mcm", "gateway", "envoy")
-"""Parts that serve all control planes: etcd is the shared one, gateway is the controller beside Envoy."""
+"""Parts that serve all control planes. `etcd` is the shared etcd, `gateway` is the controller beside Envoy."""
 API_SERVERS: Final = "tenants' API servers"
 INSTANCES: Final = "instances of mcm"
 _PARTS: Final = {
@@ -41,32 +41,32 @@ _START_SECONDS: Final = 300.0
 _MARKER: Final = b"KPLANE_COMPONENT="
 _MIB: Final = 1024 * 1024
 _BLOCK: Final = 512
-"""Of `st_blocks`, on each file system."""
+"""Bytes of a block in `st_blocks`, on each file system."""
 _GONE: Final = (ProcessLookupError, FileNotFoundError)
 
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Finds the processes of one embedded cluster, and tells to which part each belongs."""
+    """Finds the processes of an embedded cluster, and assigns each to a part."""
 
     handle: Handle
 
     def memory(self) -> dict[str, Memory]:
         """Return the memory of each part in MiB."""
-        found: dict[str, Memory] = {}
+        memory: dict[str, Memory] = {}
         for part, pid in self._processes():
             with contextlib.suppress(*_GONE):
-                one, known = memory_of(pid), found.get(part, Memory(0.0, 0.0))
-                found[part] = Memory(known.pss + one.pss, known.anonymous + one.anonymous)
-        return found
+                process, total = memory_of(pid), memory.get(part, Memory(0.0, 0.0))
+                memory[part] = Memory(total.pss + process.pss, total.anonymous + process.anonymous)
+        return memory
 
     def processor(self) -> dict[str, float]:
         """Return the processor seconds of each part since its start."""
-        found: dict[str, float] = {}
+        seconds: dict[str, float] = {}
         for part, pid in self._processes():
             with contextlib.suppress(*_GONE):
-                found[part] = found.get(part, 0.0) + cpu_seconds(pid)
-        return found
+                seconds[part] = seconds.get(part, 0.0) + cpu_seconds(pid)
+        return seconds
 
     def numbers(self) -> Counter[str]:
         """Count the processes of each part."""
@@ -91,7 +91,9 @@ class Programs:
     def _part(self, pid: int) -> str:
         """Name the part of a process by the directory of its component."""
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        marker = next((each.removeprefix(_MARKER).decode() for each in variables if each.startswith(_MARKER)), "")
+        marker = next(
+            (variable.removeprefix(_MARKER).decode() for variable in variables if variable.startswith(_MARKER)), ""
+        )
         place = Path(marker)
         if place.is_relative_to(self.handle.operator_directory):
             program = Path(f"/proc/{pid}/comm").read_text().strip()
@@ -102,7 +104,7 @@ class Programs:
 
 
 def growth(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Return by how much each part grew."""
+    """Return the growth of each part."""
     return {part: after[part] - before.get(part, 0.0) for part in after}
 
 
@@ -118,7 +120,7 @@ def _allocated(directory: Path) -> int:
 
 @contextlib.contextmanager
 def cluster_with_gateway() -> Iterator[Programs]:
-    """Run an embedded cluster with a gateway in a directory of its own. Both end with the context, and on SIGTERM."""
+    """Run an embedded cluster with a gateway in a temporary directory. Both end with the context, and on SIGTERM."""
     signal.signal(signal.SIGTERM, _end)
     with (
         tempfile.TemporaryDirectory(prefix="kplane-benchmark-", ignore_cleanup_errors=True) as directory,
@@ -132,7 +134,7 @@ def _end(number: int, _frame: object) -> NoReturn:
 
 
 def print_result(result: Mapping[str, Any]) -> None:
-    """Print a result as JSON, with the machine that it is of."""
+    """Print a result as JSON, with cores and Python version of the machine."""
     machine = {"cores": os.cpu_count(), "python": platform.python_version()}
     json.dump({"machine": machine, **result}, sys.stdout, indent=2)
     sys.stdout.write("\n")

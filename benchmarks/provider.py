@@ -1,15 +1,16 @@
 """Measures a controller on a fleet of clusters: `python -m benchmarks.provider --clusters 100 500`.
 
-Starts one kube-apiserver on a plain etcd. It stands for N clusters, each with its own connections, client and cache. A
-controller for ConfigMaps does nothing with their events; with `--kinds 3` there are others for Secrets and
-ServiceAccounts. For each N a new process runs them (`benchmarks.provider_worker`), or `--processes` processes, which
-divide the clusters by Leases. Each event has to arrive: a lost one ends the run with an error. Prints JSON:
+Starts a kube-apiserver on a plain etcd. The API server stands for N clusters, each with its own connections, client and
+cache. The controller for ConfigMaps only counts reconciles. `--kinds 3` adds controllers for Secrets and
+ServiceAccounts. For each N, a new process of `benchmarks.provider_worker` runs the controllers. With `--processes`,
+several processes divide the clusters by Leases. A lost event ends the run with an error. Prints JSON:
 
 - `engaged`: seconds from the first cluster to the reconcile of the last object, and memory before and after;
 - `burst`: reconciles per second for objects of each kind that are created at once and seen in each cluster;
 - `churn`: milliseconds from the create request of a ConfigMap to its reconcile, one by one.
 
-All programs run on this machine, so the result includes its load. More processes leave less of it to the API server.
+All programs share this machine, so the result includes their load. More processes leave less processor time to the API
+server.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ class Target:
 
 async def _measure(client: Client, kubeconfig: Path, *, clusters: int, target: Target) -> dict[str, Any]:
     async with contextlib.AsyncExitStack() as stack:
-        alone = target.processes == 1
+        is_single = target.processes == 1
         workers = [
             await stack.enter_async_context(
                 started(
                     kubeconfig,
                     program=target.program,
                     kinds=target.kinds,
-                    identity=None if alone else f"{clusters}-{number}",
+                    identity=None if is_single else f"{clusters}-{number}",
                 )
             )
             for number in range(target.processes)
@@ -86,24 +87,24 @@ async def _engage(workers: Sequence[Worker], *, clusters: int, objects: int, tar
     cpu = sum(cpu_seconds(worker.pid) for worker in workers)
     began = time.monotonic()
     await asyncio.gather(*(worker.ask(do="engage", clusters=clusters) for worker in workers))
-    reached = await reconciled(workers, until=clusters * objects, deadline_seconds=target.deadline_seconds)
+    reached_at = await reconciled(workers, until=clusters * objects, deadline_seconds=target.deadline_seconds)
     after = [await worker.ask(do="memory") for worker in workers]
-    grown = sum(one["rss_kib"] for one in after) - sum(one["rss_kib"] for one in before)
+    growth_kib = sum(memory["rss_kib"] for memory in after) - sum(memory["rss_kib"] for memory in before)
     return {
-        "seconds": round(reached - began, 2),
+        "seconds": round(reached_at - began, 2),
         "reconciles": clusters * objects,
         "cpu_seconds": round(sum(cpu_seconds(worker.pid) for worker in workers) - cpu, 2),
-        "rss_mib_before": [round(one["rss_kib"] / 1024, 1) for one in before],
-        "rss_mib_after": [round(one["rss_kib"] / 1024, 1) for one in after],
-        "rss_kib_per_cluster": round(grown / clusters, 1),
+        "rss_mib_before": [round(memory["rss_kib"] / 1024, 1) for memory in before],
+        "rss_mib_after": [round(memory["rss_kib"] / 1024, 1) for memory in after],
+        "rss_kib_per_cluster": round(growth_kib / clusters, 1),
     }
 
 
 async def _burst(
     client: Client, workers: Sequence[Worker], *, names: Sequence[str], clusters: int, target: Target
 ) -> dict[str, Any]:
-    since = sum([(await worker.ask(do="count"))["reconciles"] for worker in workers])
-    cpu = sum(cpu_seconds(worker.pid) for worker in workers)
+    count_before = sum([(await worker.ask(do="count"))["reconciles"] for worker in workers])
+    cpu_before = sum(cpu_seconds(worker.pid) for worker in workers)
     began = time.monotonic()
     at_once = asyncio.Semaphore(_AT_ONCE)
 
@@ -113,38 +114,38 @@ async def _burst(
 
     kinds = KINDS[: target.kinds]
     await asyncio.gather(*(create(kind, name) for kind, name in itertools.product(kinds, names)))
-    created = time.monotonic()
+    created_at = time.monotonic()
     expected = clusters * len(names) * len(kinds)
-    reached = await reconciled(workers, until=since + expected, deadline_seconds=target.deadline_seconds)
-    spent = sum(cpu_seconds(worker.pid) for worker in workers) - cpu
+    reached_at = await reconciled(workers, until=count_before + expected, deadline_seconds=target.deadline_seconds)
+    cpu_spent = sum(cpu_seconds(worker.pid) for worker in workers) - cpu_before
     return {
         "created": len(names) * len(kinds),
-        "create_seconds": round(created - began, 2),
+        "create_seconds": round(created_at - began, 2),
         "reconciles": expected,
-        "seconds": round(reached - began, 2),
-        "reconciles_per_second": round(expected / (reached - began)),
-        "cpu_seconds": round(spent, 2),
-        "reconciles_per_cpu_second": round(expected / spent) if spent else None,
+        "seconds": round(reached_at - began, 2),
+        "reconciles_per_second": round(expected / (reached_at - began)),
+        "cpu_seconds": round(cpu_spent, 2),
+        "reconciles_per_cpu_second": round(expected / cpu_spent) if cpu_spent else None,
     }
 
 
 async def _churn(client: Client, workers: Sequence[Worker], *, clusters: int, target: Target) -> dict[str, Any]:
-    since = sum([(await worker.ask(do="count"))["reconciles"] for worker in workers])
+    count_before = sum([(await worker.ask(do="count"))["reconciles"] for worker in workers])
     for number in range(target.churn):
         annotations = {"benchmark/sent": str(time.monotonic_ns())}
         body = {"metadata": {"name": f"churn-{clusters}-{number}", "annotations": annotations}}
         await client.create(CONFIG_MAPS, body, namespace=NAMESPACE)
         await asyncio.sleep(1 / target.churn_per_second)
-    await reconciled(workers, until=since + clusters * target.churn, deadline_seconds=target.deadline_seconds)
-    found = sorted([value for worker in workers for value in (await worker.ask(do="latencies"))["milliseconds"]])
+    await reconciled(workers, until=count_before + clusters * target.churn, deadline_seconds=target.deadline_seconds)
+    latencies = sorted([value for worker in workers for value in (await worker.ask(do="latencies"))["milliseconds"]])
     return {
         "created": target.churn,
         "per_second": target.churn_per_second,
-        "reconciles": len(found),
+        "reconciles": len(latencies),
         "milliseconds": {
-            "p50": round(statistics.median(found), 1),
-            "p99": round(found[int(len(found) * 0.99)], 1),
-            "max": round(found[-1], 1),
+            "p50": round(statistics.median(latencies), 1),
+            "p99": round(latencies[int(len(latencies) * 0.99)], 1),
+            "max": round(latencies[-1], 1),
         },
     }
 

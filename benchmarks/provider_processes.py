@@ -22,7 +22,7 @@ from kplane.workloads import ProcessRuntime
 __all__ = ["NAMESPACE", "Worker", "fleet_server", "program_of", "reconciled", "shared_out", "started"]
 
 NAMESPACE: Final = "benchmark"
-"""Of the objects that are created and counted."""
+"""Namespace of the objects that the benchmarks create and count."""
 
 _LOG_BYTES: Final = 4000
 _GO_SOURCE: Final = Path(__file__).parent / "multicluster_go" / "main.go"
@@ -32,7 +32,7 @@ _POLL_SECONDS: Final = 0.25
 
 
 def _built(checkout: Path, *, directory: Path) -> tuple[str, ...]:
-    """Build the worker of the runtime for Go, from a checkout of it; takes minutes the first time."""
+    """Build the worker of multicluster-runtime from a checkout. The first build takes minutes."""
     (directory / "main.go").write_text(_GO_SOURCE.read_text())
     module = [
         "module benchmarks",
@@ -67,13 +67,13 @@ class Worker:
         return answer
 
     def kill(self) -> None:
-        """Kill it at once."""
+        """Send SIGKILL to the process."""
         self._process.kill()
 
 
 @contextlib.contextmanager
 def program_of(checkout: Path | None) -> Iterator[tuple[str, ...]]:
-    """Give the worker of `kplane.provider`, or build that of the runtime for Go from a checkout of it."""
+    """Yield the command of the worker: of `kplane.provider`, or of multicluster-runtime built from `checkout`."""
     if checkout is None:
         yield (sys.executable, "-m", "benchmarks.provider_worker")
         return
@@ -83,7 +83,7 @@ def program_of(checkout: Path | None) -> Iterator[tuple[str, ...]]:
 
 @contextlib.asynccontextmanager
 async def fleet_server() -> AsyncIterator[tuple[Client, Path]]:
-    """Run the API server that stands for each cluster; gives its administrator's client and kubeconfig."""
+    """Run the API server that stands for each cluster. Yields an administrator's client and kubeconfig."""
     with tempfile.TemporaryDirectory(prefix="kplane-benchmark-") as at:
         directory = Path(at)
         async with ProcessRuntime(
@@ -101,9 +101,9 @@ async def fleet_server() -> AsyncIterator[tuple[Client, Path]]:
 async def started(
     kubeconfig: Path, *, program: Sequence[str], kinds: int = 1, identity: str | None = None, hub: bool = False
 ) -> AsyncIterator[Worker]:
-    """Run a worker, that of `program_of`, in the background.
+    """Run the worker of `program_of` in the background.
 
-    With an `identity` it is one of several peers, and with `hub` it watches its own cluster, too.
+    With an `identity`, the worker shares the clusters with its peers. With `hub`, it also watches its local cluster.
     """
     options = {"kubeconfig": str(kubeconfig), "kinds": kinds, "identity": identity, "hub": hub}
     process = await asyncio.create_subprocess_exec(
@@ -137,10 +137,10 @@ async def shared_out(workers: Sequence[Worker], *, deadline_seconds: float) -> N
 
 
 async def reconciled(workers: Sequence[Worker], *, until: int, deadline_seconds: float) -> float:
-    """Wait for this number of reconciles, and return the time of the last one, on the monotonic clock."""
+    """Wait for this number of reconciles, and return the time of the last reconcile on the monotonic clock."""
     async with asyncio.timeout(deadline_seconds):
         while True:
-            counts = [await each.ask(do="count") for each in workers]
+            counts = [await worker.ask(do="count") for worker in workers]
             done = sum(count["reconciles"] for count in counts)
             if done >= until:
                 return max(float(count["last"]) for count in counts)

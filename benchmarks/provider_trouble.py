@@ -1,18 +1,18 @@
 """Measures a fleet in trouble: `python -m benchmarks.provider_trouble --clusters 100`.
 
-One kube-apiserver stands for N clusters, as in `benchmarks.provider`. A controller for ConfigMaps does nothing. Prints
-JSON, with these times:
+A kube-apiserver stands for N clusters, as in `benchmarks.provider`. The controller for ConfigMaps counts reconciles.
+Prints JSON with these times:
 
-- `silent`: from the first cluster to the reconcile of the last object. In the second run there are clusters besides
-  whose server never answers. They are added first.
-- `flood`: from the create request of a ConfigMap to its reconcile, in the other clusters. In the second run one cluster
-  has thousands of requests, which take a millisecond each.
-- `killed`: an object is created when one of two peers is killed. The time ends when the other has reconciled it in each
-  cluster.
-- `hub`: from the create request of an object of the hub to a reconcile for each member, by two peers together. It also
-  counts the reconciles that are too many.
-- `outage`: requests of one cluster fail while its API server is down. The times begin with its return. They end with
-  the reconcile of the first and of the last request. `processor_seconds` are those of the process during the outage.
+- `silent`: from the first cluster to the reconcile of the last object. In the second run, clusters whose server never
+  answers are added before the others.
+- `flood`: from the create request of a ConfigMap to its reconcile, in the other clusters. In the second run, a single
+  cluster has thousands of requests, which take a millisecond each.
+- `killed`: from the create request of an object, right after a peer is killed, until the other peer has reconciled the
+  object in each cluster.
+- `hub`: from the create request of an object of the hub to a reconcile for each member, by two peers together. The
+  report also counts surplus reconciles.
+- `outage`: from the return of a cluster's API server to the reconcile of the first and of the last request. Requests
+  fail during the outage. `processor_seconds` is the processor time of the worker during the outage.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _POLL_SECONDS: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Holds the options, and what each part works with."""
+    """Holds the options, and the client and command that all parts use."""
 
     client: Client
     kubeconfig: Path
@@ -63,7 +63,7 @@ class Trouble:
         return len((await self.client.list(CONFIG_MAPS)).items)
 
     async def create(self, name: str, **annotations: str) -> float:
-        """Create a ConfigMap; returns when this began."""
+        """Create a ConfigMap. Returns the start time of the request on the monotonic clock."""
         began = time.monotonic()
         body = {"metadata": {"name": name, "annotations": annotations}}
         await self.client.create(CONFIG_MAPS, body, namespace=NAMESPACE)
@@ -71,7 +71,7 @@ class Trouble:
 
     async def counted(self, workers: Sequence[Worker]) -> int:
         """Return the number of reconciles until now."""
-        return sum([int((await each.ask(do="count"))["reconciles"]) for each in workers])
+        return sum([int((await worker.ask(do="count"))["reconciles"]) for worker in workers])
 
     async def last(self, workers: Sequence[Worker], *, until: int) -> float:
         """Return the time of the reconcile with this number."""
@@ -102,10 +102,10 @@ async def _churn(trouble: Trouble, worker: Worker, *, name: str) -> dict[str, fl
     for number in range(trouble.churn):
         await trouble.create(f"churn-{name}-{number}", **{"benchmark/sent": str(time.monotonic_ns())})
         await asyncio.sleep(0.2)
-    # The flooded cluster has its own pace, and need not be done.
+    # The flooded cluster may be behind, so the benchmark does not wait for its reconciles.
     await trouble.last([worker], until=since + (trouble.clusters - 1) * trouble.churn)
-    found = sorted((await worker.ask(do="latencies"))["milliseconds"])
-    return {"p50": round(statistics.median(found), 1), "p99": round(found[int(len(found) * 0.99)], 1)}
+    latencies = sorted((await worker.ask(do="latencies"))["milliseconds"])
+    return {"p50": round(statistics.median(latencies), 1), "p99": round(latencies[int(len(latencies) * 0.99)], 1)}
 
 
 @contextlib.asynccontextmanager
@@ -119,7 +119,7 @@ async def _two_peers(trouble: Trouble, *, name: str, hub: bool = False) -> Async
         ]
         await shared_out(workers, deadline_seconds=trouble.deadline_seconds)
         expected = trouble.clusters * await trouble.objects()
-        await asyncio.gather(*(each.ask(do="engage", clusters=trouble.clusters) for each in workers))
+        await asyncio.gather(*(worker.ask(do="engage", clusters=trouble.clusters) for worker in workers))
         await trouble.last(workers, until=expected)
         yield workers
 
@@ -127,23 +127,28 @@ async def _two_peers(trouble: Trouble, *, name: str, hub: bool = False) -> Async
 async def _killed(trouble: Trouble) -> float:
     async with _two_peers(trouble, name="killed") as (survivor, victim):
         since, objects = await trouble.counted([survivor]), await trouble.objects()
-        taken = trouble.clusters - (since // objects)
+        victim_clusters = trouble.clusters - (since // objects)
         victim.kill()
         began = await trouble.create("after-the-kill")
-        # Of its own clusters the new object, and of the others all objects.
-        return await trouble.last([survivor], until=since + trouble.clusters - taken + taken * (objects + 1)) - began
+        # The survivor reconciles the new object in its own clusters, and all objects in the clusters of the victim.
+        return (
+            await trouble.last(
+                [survivor], until=since + trouble.clusters - victim_clusters + victim_clusters * (objects + 1)
+            )
+            - began
+        )
 
 
 async def _hub(trouble: Trouble) -> dict[str, Any]:
     async with _two_peers(trouble, name="hub", hub=True) as workers:
         since = await trouble.counted(workers)
         began = await trouble.create("hub-object")
-        # As an object of the hub, and as one of each cluster, which are all one API server.
+        # All clusters are the same API server: each reconciles the object as its own, and as an object of the hub.
         expected = 2 * trouble.clusters
         seconds = await trouble.last(workers, until=since + expected) - began
         await asyncio.sleep(_SETTLED_SECONDS)
-        more = await trouble.counted(workers) - since - expected
-        return {"seconds": round(seconds, 3), "reconciles": expected, "reconciles_too_many": more}
+        surplus = await trouble.counted(workers) - since - expected
+        return {"seconds": round(seconds, 3), "reconciles": expected, "reconciles_too_many": surplus}
 
 
 async def _outage(trouble: Trouble) -> dict[str, Any]:
@@ -157,15 +162,15 @@ async def _outage(trouble: Trouble) -> dict[str, Any]:
         await trouble.last([worker], until=await trouble.objects())
         await worker.ask(do="gated")
         await gate.close()
-        spent = cpu_seconds(worker.pid)
+        processor_seconds = cpu_seconds(worker.pid)
         await worker.ask(do="enqueue", requests=trouble.outage_requests)
         await asyncio.sleep(trouble.outage_seconds)
-        spent = cpu_seconds(worker.pid) - spent
+        processor_seconds = cpu_seconds(worker.pid) - processor_seconds
         failures = (await worker.ask(do="gated"))["failures"]
         back = time.monotonic()
         await gate.open()
         moments: list[float] = []
-        # Delays of requests that failed all the time may be as long as the outage was.
+        # The retry delay of a request may be as long as the outage.
         async with asyncio.timeout(2 * trouble.outage_seconds + trouble.deadline_seconds):
             while len(moments) < trouble.outage_requests:
                 moments += (await worker.ask(do="gated"))["moments"]
@@ -173,21 +178,21 @@ async def _outage(trouble: Trouble) -> dict[str, Any]:
     return {
         "seconds": {"first": round(min(moments) - back, 2), "last": round(max(moments) - back, 2)},
         "failures": failures,
-        "processor_seconds": round(spent, 2),
+        "processor_seconds": round(processor_seconds, 2),
     }
 
 
 async def run(given: argparse.Namespace, *, program: Sequence[str]) -> dict[str, Any]:
-    """Measure each trouble."""
+    """Measure all parts."""
     async with fleet_server() as (client, kubeconfig):
-        options = {name: each for name, each in vars(given).items() if name != "go"}
+        options = {name: value for name, value in vars(given).items() if name != "go"}
         trouble = Trouble(client, kubeconfig, program=program, **options)
         silent = {"without": await _silent(trouble, silent=0), "with": await _silent(trouble, silent=given.silent)}
         flood = await _flood(trouble)
         killed, hub = await _killed(trouble), await _hub(trouble)
         outage = await _outage(trouble)
     return {
-        "silent": {"clusters": given.silent, "seconds": {name: round(each, 2) for name, each in silent.items()}},
+        "silent": {"clusters": given.silent, "seconds": {name: round(value, 2) for name, value in silent.items()}},
         "flood": {"requests": given.flood, "milliseconds": flood},
         "killed": {"seconds": round(killed, 2)},
         "hub": hub,
@@ -209,9 +214,9 @@ def main() -> None:
     given = parser.parse_args()
     with program_of(given.go) as program:
         load = os.getloadavg()
-        found = uvloop.run(run(given, program=program))
+        result = uvloop.run(run(given, program=program))
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load": [load, os.getloadavg()]}
-    print(json.dumps({"machine": machine, "clusters": given.clusters, **found}, indent=2))  # noqa: T201
+    print(json.dumps({"machine": machine, "clusters": given.clusters, **result}, indent=2))  # noqa: T201
 
 
 if __name__ == "__main__":

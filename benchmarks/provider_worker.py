@@ -30,17 +30,17 @@ from kplane.provider.controllers.sources import Channel
 from kplane.provider.providers.clusters import ClustersProvider
 
 KINDS = (CONFIG_MAPS, SECRETS, SERVICE_ACCOUNTS)
-"""With a controller for each."""
+"""Watched kinds. Each has its own controller."""
 
 FLOODED = "cluster-0"
-"""The cluster that a flood is about."""
+"""Cluster of all flood requests."""
 
 GATED = "gated"
 """The cluster whose API server goes down."""
 
 
 class Meter:
-    """Counts reconciles, and does nothing else. Those of a flood take a millisecond each, and do not count."""
+    """Counts reconciles. Flood requests take a millisecond each, and are not counted."""
 
     def __init__(self) -> None:
         self.manager: Manager | None = None
@@ -48,13 +48,13 @@ class Meter:
         self.last = 0.0
         self.milliseconds: list[float] = []
         self.moments: list[float] = []
-        """When objects of the gated cluster were read."""
+        """Times at which objects of the gated cluster were read, on the monotonic clock."""
         self.failures = 0
         self.flood: Channel[Request] = Channel()
         self.flooded = False
 
     async def reconcile(self, request: Request) -> None:
-        """Count the call. If the object has the time of its creation, record the latency."""
+        """Count the call. For a churn object, record the latency since its create request."""
         if request.name.startswith("flood-"):
             await asyncio.sleep(0.001)
             return
@@ -64,8 +64,8 @@ class Meter:
         self.last = time.monotonic()
         if request.name.startswith("churn-") and self.manager is not None:
             cache = self.manager.get_cluster(request.cluster).cache
-            found = await cache.get(CONFIG_MAPS, request.name, namespace=request.namespace)
-            sent = int(found["metadata"]["annotations"]["benchmark/sent"])
+            config_map = await cache.get(CONFIG_MAPS, request.name, namespace=request.namespace)
+            sent = int(config_map["metadata"]["annotations"]["benchmark/sent"])
             if request.cluster != FLOODED or not self.flooded:
                 self.milliseconds.append((time.monotonic_ns() - sent) / 1e6)
 
@@ -108,7 +108,7 @@ async def _answer(
         case "engage":
             silent = [ClusterConfig(server) for server in question.get("silent", ())]
             clusters = [
-                *(Cluster(f"silent-{number}", config=each) for number, each in enumerate(silent)),
+                *(Cluster(f"silent-{number}", config=silent_config) for number, silent_config in enumerate(silent)),
                 *(Cluster(f"cluster-{number}", config=config) for number in range(question["clusters"])),
             ]
             if gated := question.get("gated"):
@@ -134,8 +134,8 @@ async def _answer(
         case "memory":
             return {"rss_kib": _rss_kib()}
         case "latencies":
-            found, meter.milliseconds = meter.milliseconds, []
-            return {"milliseconds": found}
+            milliseconds, meter.milliseconds = meter.milliseconds, []
+            return {"milliseconds": milliseconds}
         case _:
             return {"reconciles": meter.reconciles, "last": meter.last}
 
@@ -151,11 +151,11 @@ async def _run(*, kubeconfig: str, kinds: int, identity: str | None, hub: bool) 
             builder.watches_raw(meter.flood)
         builder.build(meter.reconcile)
     if hub:
-        mapped = enqueue_mapped(meter.members, preserve_cluster=True)
-        watching = (
-            controller(meter.manager).named("hub").watches(CONFIG_MAPS, mapped, engage(local=True, provider=False))
+        handler = enqueue_mapped(meter.members, preserve_cluster=True)
+        hub_builder = (
+            controller(meter.manager).named("hub").watches(CONFIG_MAPS, handler, engage(local=True, provider=False))
         )
-        watching.build(meter.reconcile)
+        hub_builder.build(meter.reconcile)
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     async with meter.manager:

@@ -1,10 +1,10 @@
-"""Measures what a watch of Secrets in each namespace costs: `python -m benchmarks.secret_watches --namespaces 200`.
+"""Measures the cost of a Secret watch in each namespace: `python -m benchmarks.secret_watches --namespaces 200`.
 
-Runs a plain etcd and kube-apiserver, and creates the namespaces of control planes with four Secrets each. Then follows
-all Secrets with one watch, as the operator did before, and after that each namespace with a watch of its own.
+Runs a plain etcd and kube-apiserver, and creates the namespaces of control planes with four Secrets each. First, a
+single watch follows all Secrets, as in earlier versions of the operator. Then each namespace has its own watch.
 
-Prints JSON: the seconds until all is known. For this process and the API server it adds the processor seconds until
-then and at rest, and MiB of anonymous memory.
+Prints JSON: the seconds until all Secrets are cached. For this process and the API server it adds the processor seconds
+until then and at rest, and MiB of anonymous memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kplane.workloads import ProcessRuntime, find_processes
 
 _SECRETS: Final = 4
 _BYTES: Final = 6000
-"""Of a Secret: about what certificates and keys take."""
+"""Size of a Secret, about that of a certificate and its key."""
 _POLL_SECONDS: Final = 0.02
 
 
@@ -47,7 +47,7 @@ async def _create(client: Client, name: str) -> None:
 
 
 class _Cost:
-    """What this process and the API server spend."""
+    """Seconds, processor time and memory of this process and the API server."""
 
     def __init__(self, api_server: int) -> None:
         self._pids: Final = {"operator": os.getpid(), "kube-apiserver": api_server}
@@ -99,17 +99,17 @@ async def _run(namespaces: int, *, rest: float) -> dict[str, Any]:
                     ]
                     cost = _Cost(api_server)
                     stores = Stores()
-                    one = Informer(client, SECRETS, label_selector=CONTROL_PLANE_LABEL)
-                    run = one.run(lambda event: stores.secrets.apply(event.object))
+                    informer = Informer(client, SECRETS, label_selector=CONTROL_PLANE_LABEL)
+                    run = informer.run(lambda event: stores.secrets.apply(event.object))
                     count = namespaces * _SECRETS
                     await _measure(cost, "one watch", run, stores=stores, count=count, rest=rest)
-                    await one.aclose()
+                    await informer.aclose()
                     stores = Stores()
                     for number, name in enumerate(names):
                         metadata = {"name": name, "uid": name, "resourceVersion": str(number + 1)}
                         stores.control_planes.apply({"metadata": metadata, "spec": {}})
-                    for found in (await client.list(NAMESPACES, label_selector=CONTROL_PLANE_LABEL)).items:
-                        stores.namespaces.apply(found)
+                    for namespace in (await client.list(NAMESPACES, label_selector=CONTROL_PLANE_LABEL)).items:
+                        stores.namespaces.apply(namespace)
                     listed = asyncio.Event()
                     listed.set()
                     access = SecretAccess(client, stores=stores, namespace="kube-system")

@@ -1,16 +1,17 @@
-"""Measures control planes that sleep: `python -m benchmarks.sleep --control-planes 1000`.
+"""Measures sleeping control planes: `python -m benchmarks.sleep --control-planes 1000`.
 
-Runs `python -m kplane.embedded --gateway`. Creates N control planes at once, each with a registration and born asleep.
-Then requests through the gateway wake some, one by one and many at once. `--in-use 24` has clients use so many in turn.
+Runs `python -m kplane.embedded --gateway`. Creates N control planes at once, each asleep and with a registration.
+Then requests through the gateway wake some of them, first one by one, then 20 at once. With `--in-use 24`, clients use
+24 control planes in turn.
 
 Prints JSON:
-- `ready_seconds`: from the first create until all are Ready;
-- `mib_each`: by how much the anonymous memory of etcd, operator, mcm and gateway grew, divided by N;
-- `disk_mib_each`: by how much all files of the cluster grew on disk, divided by N;
-- `wake_p50_seconds`, `wake_p99_seconds`: from the request of a client to its first right answer.
+- `ready_seconds`: from the first create until all control planes are Ready;
+- `mib_each`: growth of the anonymous memory of etcd, operator, mcm and gateway, divided by N;
+- `disk_mib_each`: growth of the cluster's files on disk, divided by N;
+- `wake_p50_seconds`, `wake_p99_seconds`: from the request of a client to the first correct response.
 
-Before that, one control plane comes, is woken and goes. So the template is there, and the programs with none have
-loaded what they use. All programs run on this machine, so the result includes its load.
+Before the measurement, a control plane is created, woken and deleted. So the template exists, and the programs have
+loaded the modules they need. All programs share this machine, so the result includes their load.
 """
 
 from __future__ import annotations
@@ -62,13 +63,13 @@ class Target:
 
     @property
     def deadline_seconds(self) -> float:
-        """Time until all must be Ready."""
+        """Seconds within which all control planes must be Ready."""
         return 180.0 + self.control_planes
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Holds what the cluster takes at one moment, in MiB by part."""
+    """Memory and disk usage of the cluster at a moment, in MiB by part."""
 
     anonymous: dict[str, float]
     pss: dict[str, float]
@@ -76,9 +77,9 @@ class Sample:
 
     @classmethod
     def of(cls, programs: Programs) -> Sample:
-        """Read it."""
+        """Measure the running programs."""
         memory = programs.memory()
-        anonymous, pss = ({part: each[field] for part, each in memory.items()} for field in (1, 0))
+        anonymous, pss = ({part: usage[field] for part, usage in memory.items()} for field in (1, 0))
         return cls(anonymous, pss, programs.disk())
 
 
@@ -89,13 +90,13 @@ def _say(text: str) -> None:
 
 def _is_ready(obj: dict[str, Any]) -> bool:
     conditions = obj.get("status", {}).get("conditions") or ()
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
 def _is_known(obj: dict[str, Any]) -> bool:
-    """Tell whether a registration says that its control plane sleeps."""
+    """Return whether condition Ready of a registration has reason Hibernated."""
     conditions = obj.get("status", {}).get("conditions") or ()
-    return any(each["type"] == "Ready" and each["reason"] == "Hibernated" for each in conditions)
+    return any(condition["type"] == "Ready" and condition["reason"] == "Hibernated" for condition in conditions)
 
 
 async def _create(client: Client, names: Sequence[str]) -> None:
@@ -111,7 +112,7 @@ async def _create(client: Client, names: Sequence[str]) -> None:
 
 
 async def _first(client: Client) -> dict[str, float]:
-    """Have one control plane come, be woken, and go; returns the seconds of each."""
+    """Create, wake, hibernate and delete a control plane. Returns the seconds of each step."""
     virtual = {"start": "OnDemand", "idle": {"after": _IDLE}}
     spec = {"deletionPolicy": "Destroy", "defaultServices": ["Controllers"], "virtual": virtual}
     await client.create(CONTROL_PLANE_CLASSES, {"metadata": {"name": _CLASS}, "spec": spec})
@@ -138,39 +139,43 @@ async def _first(client: Client) -> dict[str, float]:
 async def _births(client: Client, target: Target, *, programs: Programs, config: ClusterConfig) -> dict[str, Any]:
     """Create all control planes, and measure until they are Ready and at rest."""
     number = target.control_planes
-    ready, known = Progress(number, _is_ready), Progress(number, _is_known)
+    ready, hibernated = Progress(number, _is_ready), Progress(number, _is_known)
     operator, load = programs.handle.operator_url or "", os.getloadavg()
-    before, asked, passed = Sample.of(programs), await requests_by_kind(config), await passes_by_controller(operator)
+    before, requests_before, passes_before = (
+        Sample.of(programs),
+        await requests_by_kind(config),
+        await passes_by_controller(operator),
+    )
     async with asyncio.TaskGroup() as tasks:
-        follow = [
+        informers = [
             tasks.create_task(Informer(client, CONTROL_PLANES).run(ready.saw)),
-            tasks.create_task(Informer(client, CONTROL_PLANE_REGISTRATIONS).run(known.saw)),
+            tasks.create_task(Informer(client, CONTROL_PLANE_REGISTRATIONS).run(hibernated.saw)),
         ]
-        used, began = programs.processor(), time.monotonic()
+        cpu_before, began = programs.processor(), time.monotonic()
         await _create(client, target.names)
         created = time.monotonic() - began
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(target.deadline_seconds):
                 await ready.complete.wait()
-        until_ready = growth(used, programs.processor())
+        until_ready = growth(cpu_before, programs.processor())
         _say(f"{len(ready.reached)} of {number} Ready after {time.monotonic() - began:.1f} s")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(target.deadline_seconds):
-                await known.complete.wait()
-        for task in follow:
+                await hibernated.complete.wait()
+        for task in informers:
             task.cancel()
     await asyncio.sleep(target.settle_seconds)
-    until_rest, requests = growth(used, programs.processor()), await requests_by_kind(config) - asked
-    after, passes = Sample.of(programs), await passes_by_controller(operator) - passed
+    until_rest, requests = growth(cpu_before, programs.processor()), await requests_by_kind(config) - requests_before
+    after, passes = Sample.of(programs), await passes_by_controller(operator) - passes_before
     anonymous, pss = growth(before.anonymous, after.anonymous), growth(before.pss, after.pss)
-    disk, found = growth(before.disk, after.disk), ready.report(began)
+    disk, readiness = growth(before.disk, after.disk), ready.report(began)
     return {
-        "ready_seconds": found.get("all"),
+        "ready_seconds": readiness.get("all"),
         "mib_each": round(sum(anonymous[part] for part in SHARED) / number, 4),
         "disk_mib_each": round(sum(disk.values()) / number, 4),
         "births": {
-            "load_average": [round(each, 1) for each in (*load, *os.getloadavg())],
-            "seconds": {"created": round(created, 2), "ready": found, "registrations": known.report(began)},
+            "load_average": [round(value, 1) for value in (*load, *os.getloadavg())],
+            "seconds": {"created": round(created, 2), "ready": readiness, "registrations": hibernated.report(began)},
             "processor_seconds_until_ready": _times(until_ready, 1.0),
             "processor_milliseconds_each_until_ready": _times(until_ready, 1000 / number),
             "processor_milliseconds_each_until_rest": _times(until_rest, 1000 / number),
@@ -192,12 +197,12 @@ def _times(values: dict[str, float], factor: float, *, digits: int = 2) -> dict[
 
 
 def _counted(events: Counter[str], *, number: int) -> dict[str, float]:
-    found = {kind: round(count / number, 2) for kind, count in sorted(events.items()) if count >= 0.05 * number}
-    return {"all": round(sum(events.values()) / number, 2), **found}
+    rates = {kind: round(count / number, 2) for kind, count in sorted(events.items()) if count >= 0.05 * number}
+    return {"all": round(sum(events.values()) / number, 2), **rates}
 
 
 async def _wakes(client: Client, names: Sequence[str]) -> dict[str, Any]:
-    """Wake control planes one by one. Each sleeps again before the next one is woken."""
+    """Wake control planes one by one. Each sleeps again before the next wake."""
     answers = Answers()
     for name in names:
         async with await Visitor.of(client, name) as visitor:
@@ -206,12 +211,12 @@ async def _wakes(client: Client, names: Sequence[str]) -> dict[str, Any]:
     return {
         "wake_p50_seconds": answers.percentile(0.5),
         "wake_p99_seconds": answers.percentile(0.99),
-        "wakes": {"seconds": [round(each, 2) for each in answers.seconds], "errors": answers.errors},
+        "wakes": {"seconds": [round(seconds, 2) for seconds in answers.seconds], "errors": answers.errors},
     }
 
 
 async def _woken_at_once(client: Client, names: Sequence[str]) -> dict[str, Any]:
-    """Wake control planes at one moment."""
+    """Wake control planes at the same time."""
     answers = Answers()
     async with contextlib.AsyncExitStack() as stack:
         visitors = [await stack.enter_async_context(await Visitor.of(client, name)) for name in names]
@@ -220,33 +225,33 @@ async def _woken_at_once(client: Client, names: Sequence[str]) -> dict[str, Any]
     return {
         "number": len(names),
         "p50_seconds": answers.percentile(0.5),
-        "seconds": sorted(round(each, 2) for each in answers.seconds),
+        "seconds": sorted(round(seconds, 2) for seconds in answers.seconds),
         "errors": answers.errors,
     }
 
 
 async def _rest(client: Client, names: Sequence[str]) -> None:
-    """Send control planes to sleep. If one stays awake, the measurement continues."""
+    """Request sleep for control planes. The measurement continues if a control plane stays awake."""
 
     async def rest(name: str) -> None:
         try:
             await fall_asleep(client, name)
         except TimeoutError:
-            found = await client.get(CONTROL_PLANES, name)
-            _say(f"{name} does not fall asleep: {json.dumps(found.get('status', {}).get('conditions'))}")
+            control_plane = await client.get(CONTROL_PLANES, name)
+            _say(f"{name} does not fall asleep: {json.dumps(control_plane.get('status', {}).get('conditions'))}")
 
     await asyncio.gather(*(rest(name) for name in names))
 
 
 async def _in_use(client: Client, target: Target, *, programs: Programs) -> dict[str, Any]:
-    """Have clients use control planes in turn, and follow the memory of all programs."""
+    """Let clients use control planes in turn, and sample the memory of all programs."""
     total: list[float] = []
     awake: list[int] = []
 
     async def sample() -> None:
         while True:
             memory = await asyncio.to_thread(programs.memory)
-            total.append(sum(each.anonymous for each in memory.values()))
+            total.append(sum(usage.anonymous for usage in memory.values()))
             awake.append(programs.numbers()[API_SERVERS])
             await asyncio.sleep(_SAMPLE_SECONDS)
 

@@ -1,13 +1,13 @@
 """Measures snapshot, restore and clone of one control plane's data: `python -m benchmarks.snapshot --keys 10000`.
 
-Fills an etcd with objects of 1 KiB, each with a uid and an owner reference. With `--large`, so many objects of 1.45 MB
-lie beside each other among them. Then it does, as the operator does it, without API server and without the pauses
-between passes of the operator. Prints JSON, medians of all rounds:
-- `snapshot_seconds`: read at one revision, encrypted, written to a volume, and read again;
-- `restore_seconds`: the file read for its keys, then decrypted and written below another prefix, and compared;
-- `clone_seconds`: the data of the etcd with fresh uids below another prefix.
+Fills an etcd with objects of 1 KiB, each with a uid and an owner reference. `--large N` adds N objects of 1.45 MB with
+adjacent keys. Then runs the operator's code for snapshot, restore and clone, without API server and without the pauses
+between reconciles. Prints JSON with the medians of all rounds:
+- `snapshot_seconds`: read the data at a single revision, encrypt them, write them to a volume, and read the file again;
+- `restore_seconds`: read the keys of the file, decrypt it, write its data below another prefix, and compare them;
+- `clone_seconds`: copy the data below another prefix, with fresh uids.
 
-All programs run on this machine, so the result includes its load.
+All programs share this machine, so the result includes their load.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _BATCH: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Does the work once for each round."""
+    """Runs the operations of a round."""
 
     client: Client
     storage: SnapshotStorage
@@ -64,7 +64,7 @@ class Bench:
         return await save_snapshot(source, to=self.storage, name=_FILE)
 
     async def restore(self, saved: Saved) -> None:
-        """Have the data of the file be below the prefix of the copy."""
+        """Restore the file below the prefix of the copy, and compare the data."""
         origin = SavedOrigin(self.storage, RestoreStatus(location=_FILE, sha256=saved.sha256), keys=[self.identity])
         async for _ in origin.pairs():
             pass
@@ -77,7 +77,7 @@ class Bench:
         await write_copy(self.client, origin.pairs(), _COPY, owner=_OWNER, check=check)
 
     async def clone(self) -> None:
-        """Have the data with fresh uids be below the prefix of the copy."""
+        """Clone the data with fresh uids below the prefix of the copy."""
         origin, cloning = LivingOrigin(Source(self.client, _ORIGINAL, {})), Cloning()
 
         async def cloned() -> AsyncIterator[Iterable[Pair]]:
@@ -92,16 +92,16 @@ class Bench:
     async def clear(self, *, keys: int) -> None:
         """Delete the copy. Raises RuntimeError unless it had all objects."""
         deleted = await delete_owned(self.client, _COPY, owner=_OWNER)
-        # And the mark of a copy.
+        # The copy also has the key that marks it.
         if deleted != keys + 1:
             raise RuntimeError(f"the copy had {deleted} keys, and not {keys} and a mark")
 
 
 async def _fill(client: Client, *, keys: int, large: int) -> None:
-    chance, batch, owner = random.Random(keys), list[Operation](), ""  # noqa: S311 - it has to be the same each time
-    value = chance.randbytes(_OBJECT_BYTES // 2).hex()
+    generator, batch, owner = random.Random(keys), list[Operation](), ""  # noqa: S311 - reproducible
+    value = generator.randbytes(_OBJECT_BYTES // 2).hex()
     for number in range(keys):
-        name, uid = f"object-{number:06d}", str(uuid.UUID(int=chance.getrandbits(128), version=4))
+        name, uid = f"object-{number:06d}", str(uuid.UUID(int=generator.getrandbits(128), version=4))
         references = [{"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner or uid}]
         metadata = {"name": name, "namespace": "default", "uid": uid, "ownerReferences": references}
         body = {"kind": "ConfigMap", "apiVersion": "v1", "metadata": metadata, "data": {"value": value}}
@@ -118,13 +118,13 @@ async def _fill(client: Client, *, keys: int, large: int) -> None:
 
 async def _run(*, keys: int, large: int, rounds: int, directory: Path) -> dict[str, Any]:
     load, identity = os.getloadavg(), pyrage.x25519.Identity.generate()
-    taken: dict[str, list[float]] = {"snapshot": [], "restore": [], "clone": []}
+    durations: dict[str, list[float]] = {"snapshot": [], "restore": [], "clone": []}
 
     @contextlib.contextmanager
     def timed(what: str) -> Any:
         began = time.monotonic()
         yield
-        taken[what].append(time.monotonic() - began)
+        durations[what].append(time.monotonic() - began)
 
     (directory / "volume").mkdir()
     async with scratch_etcd(directory, binaries=resolve()) as scratch:
@@ -133,9 +133,9 @@ async def _run(*, keys: int, large: int, rounds: int, directory: Path) -> dict[s
             await _fill(scratch.client, keys=keys, large=large)
             for _ in range(rounds):
                 with timed("snapshot"):
-                    saved = await bench.snapshot()
+                    snapshot = await bench.snapshot()
                 with timed("restore"):
-                    await bench.restore(saved)
+                    await bench.restore(snapshot)
                 await bench.clear(keys=keys + large)
                 with timed("clone"):
                     await bench.clone()
@@ -143,9 +143,9 @@ async def _run(*, keys: int, large: int, rounds: int, directory: Path) -> dict[s
     return {
         "keys": keys,
         "large": large,
-        "bytes": saved.archived.size,
-        **{f"{what}_seconds": round(statistics.median(each), 2) for what, each in taken.items()},
-        "seconds_of_each_round": {what: [round(second, 2) for second in each] for what, each in taken.items()},
+        "bytes": snapshot.archived.size,
+        **{f"{what}_seconds": round(statistics.median(each), 2) for what, each in durations.items()},
+        "seconds_of_each_round": {what: [round(second, 2) for second in each] for what, each in durations.items()},
         "load_average": [round(each, 1) for each in (*load, *os.getloadavg())],
     }
 

@@ -1,4 +1,4 @@
-"""Starts API servers, and an Envoy that serves one of them at many paths, for a fleet of adopted control planes."""
+"""Starts API servers, and an Envoy that serves an API server at many paths, for a fleet of adopted control planes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ __all__ = [
 
 _HOST: Final = "127.0.0.1"
 _PORTS: Final = range(10240, 16384)
-"""Below the ports of components, and below the kernel's ports for outgoing connections."""
+"""Port range below the ports of components, and below the kernel's ports for outgoing connections."""
 _RANDOM: Final = random.SystemRandom()
 """Hypothesis seeds the common generator, so that two processes of pytest-xdist would choose the same ports."""
 _READY_SECONDS: Final = 120.0
@@ -57,9 +57,9 @@ _LIFETIME: Final = dt.timedelta(hours=24)
 _ACCOUNT: Final = "benchmark"
 _ACCOUNT_NAMESPACE: Final = "kplane-system"
 _PATH_OF_IDENTITY: Final = "^/clusters/([^/]+)/control%-plane/api/v1/namespaces/kube%-system$"
-"""A pattern of Lua, with the name of the tenant."""
+"""Lua pattern that captures the name of the tenant."""
 SECRETS_READER: Final = "kplane-controlplane-operator-secrets-reader"
-"""ClusterRole of an embedded cluster, and name of the RoleBindings of it."""
+"""Name of a ClusterRole of an embedded cluster, and of its RoleBindings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,8 @@ async def run_component(runtime: ProcessRuntime, component: Component) -> None:
 async def shared_address(backend: ClusterConfig, *, directory: Path) -> AsyncIterator[ClusterConfig]:
     """Serve an API server below each /clusters/<path>/control-plane with Envoy, and yield its address and credentials.
 
-    Each path answers with an identity of its own, the uid of namespace `kube-system`, as an API server of many tenants
-    does. All else is the same at all paths. `backend` is the administrator's access, with the CA. The credentials are a
+    Each path has its own identity, the uid of namespace `kube-system`, as in a fleet of many API servers. All other
+    responses are the same at all paths. `backend` is the administrator's access, with the CA. The credentials are a
     token, because a client certificate does not pass a proxy that ends TLS.
     """
     authority = create_authority("shared-address")
@@ -170,12 +170,12 @@ async def _answers(config: ClusterConfig) -> None:
 
 @contextlib.contextmanager
 def silent_servers(number: int) -> Iterator[list[str]]:
-    """Give the URLs of servers that accept connections, by their kernel, and never answer."""
+    """Yield the URLs of servers that never answer. The kernel accepts their connections."""
     with contextlib.ExitStack() as stack:
         servers = [
             stack.enter_context(socket.create_server((_HOST, 0), backlog=_SILENT_CONNECTIONS)) for _ in range(number)
         ]
-        yield [f"https://{_HOST}:{each.getsockname()[1]}" for each in servers]
+        yield [f"https://{_HOST}:{server.getsockname()[1]}" for server in servers]
 
 
 def free_port() -> int:
@@ -188,7 +188,7 @@ def free_port() -> int:
 
 
 def _identities(port: int) -> str:
-    """Return a filter that answers for namespace `kube-system` of each path, with a uid of its own."""
+    """Return a Lua filter that answers for namespace `kube-system`, with a different uid at each path."""
     metadata = f"""'{{"name": "kube-system", "uid": "{port}-' .. tenant .. '"}}'"""
     return "\n".join(
         (
@@ -257,7 +257,7 @@ def _address(host: str, port: int) -> dict[str, Any]:
 
 
 async def open_namespace(client: Client, namespace: str = "default", *, role: str = SECRETS_READER) -> None:
-    """Give the operator of an embedded cluster a role for the Secrets of a namespace, as its owner does."""
+    """Bind a role for the Secrets of a namespace to the operator of an embedded cluster, as its owner does."""
     body = {
         "metadata": {"name": role, "namespace": namespace},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
@@ -267,7 +267,7 @@ async def open_namespace(client: Client, namespace: str = "default", *, role: st
 
 
 async def may_read(client: Client, namespace: str) -> bool:
-    """Tell whether the user of a client may read the Secrets of a namespace: a new binding counts in a moment."""
+    """Return whether the user of a client may list the Secrets of a namespace. A new binding takes a moment."""
     try:
         await client.list(SECRETS, namespace=namespace)
     except Forbidden:

@@ -1,4 +1,4 @@
-"""Talks to control planes through the gateway, as a client that never retries and does not know that they sleep."""
+"""Clients of control planes behind the gateway. They never retry, and do not check whether a control plane sleeps."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from kplane.provider.client.tls import ssl_context
 __all__ = ["Answers", "Visitor", "fall_asleep", "published_config", "take_turns"]
 
 _ANSWER_SECONDS: Final = 90.0
-"""More than the gateway lets a request wait."""
+"""Longer than the time for which the gateway holds a request."""
 _ASLEEP_SECONDS: Final = 120.0
 _POLL_SECONDS: Final = 0.1
 _TURN_SECONDS: Final = 10.0
-"""24 of them are longer than a control plane without use stays awake."""
+"""24 turns take longer than the idle time after which a control plane sleeps."""
 _PAUSE_SECONDS: Final = 0.5
 _NAMESPACE: Final = "/api/v1/namespaces/kube-system"
 _NOTES: Final = "/api/v1/namespaces/default/configmaps"
@@ -42,7 +42,7 @@ _APPLY: Final = {"Content-Type": "application/apply-patch+yaml"}
 
 
 class _WrongAnswer(Exception):
-    """A control plane answered, and not as it should."""
+    """Raised for an unexpected response of a control plane."""
 
 
 _FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, _WrongAnswer)
@@ -55,7 +55,7 @@ async def published_config(client: Client, name: str, *, key: str) -> ClusterCon
 
 
 class Visitor:
-    """One client of one control plane, with the administrator's kubeconfig for people."""
+    """A client of a control plane that uses the administrator's external kubeconfig."""
 
     def __init__(self, name: str, *, config: ClusterConfig) -> None:
         self.name: Final = name
@@ -69,7 +69,7 @@ class Visitor:
 
     @classmethod
     async def of(cls, client: Client, name: str) -> Visitor:
-        """Read the kubeconfig with a client of the management cluster."""
+        """Create a visitor. `client` reads the kubeconfig from the management cluster."""
         return cls(name, config=await published_config(client, name, key=KUBECONFIG_EXTERNAL_KEY))
 
     async def __aenter__(self) -> Self:
@@ -81,18 +81,18 @@ class Visitor:
         await self._session.close()
 
     async def ask(self) -> None:
-        """Read a namespace that each control plane has."""
-        found = await self._send("GET", _NAMESPACE)
-        if found["metadata"]["name"] != "kube-system":
-            raise _WrongAnswer(f"asked for kube-system, got {found['metadata']['name']}")
+        """Read namespace `kube-system`, which each control plane has."""
+        namespace = await self._send("GET", _NAMESPACE)
+        if namespace["metadata"]["name"] != "kube-system":
+            raise _WrongAnswer(f"asked for kube-system, got {namespace['metadata']['name']}")
 
     async def work(self, note: str) -> None:
-        """Compare what the last call wrote, write something else, and list."""
+        """Check the note of the last call, write a new note, and list the ConfigMaps."""
         expected, self._noted = self._noted, None
         if expected is not None:
-            found = await self._send("GET", f"{_NOTES}/{_NOTE}")
-            if found["data"] != {"note": expected}:
-                raise _WrongAnswer(f"wrote {expected}, and read {found['data']}")
+            config_map = await self._send("GET", f"{_NOTES}/{_NOTE}")
+            if config_map["data"] != {"note": expected}:
+                raise _WrongAnswer(f"wrote {expected}, and read {config_map['data']}")
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": _NOTE}, "data": {"note": note}}
         await self._send("PATCH", f"{_NOTES}/{_NOTE}?fieldManager=visitor&force=true", body)
         self._noted = note
@@ -103,19 +103,19 @@ class Visitor:
         async with self._session.request(method, f"{self._server}{path}", data=data, headers=headers) as answer:
             if answer.status not in {200, 201}:
                 raise _WrongAnswer(f"{method} {path}: {answer.status} {(await answer.text())[:300]}")
-            found: dict[str, Any] = await answer.json()
-            return found
+            content: dict[str, Any] = await answer.json()
+            return content
 
 
 @dataclass(slots=True)
 class Answers:
-    """Holds the seconds until each right answer, and what was said instead of the others."""
+    """Latencies of the correct responses in seconds, and the errors of all other requests."""
 
     seconds: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
     async def measure(self, visitor: Visitor, note: str = "") -> None:
-        """Measure what a visitor asks; with a note, its work."""
+        """Measure `Visitor.ask`, or `Visitor.work` if a note is given."""
         began = time.monotonic()
         try:
             await (visitor.work(note) if note else visitor.ask())
@@ -125,13 +125,16 @@ class Answers:
             self.seconds.append(time.monotonic() - began)
 
     def percentile(self, share: float) -> float | None:
-        """Return the seconds within which this share was answered; None if nothing was."""
+        """Return this percentile of the latencies in seconds, or None without a correct response."""
         ordered = sorted(self.seconds)
         return round(ordered[max(0, math.ceil(share * len(ordered)) - 1)], 3) if ordered else None
 
 
 async def take_turns(visitors: Sequence[Visitor], *, seconds: float) -> tuple[Answers, Answers]:
-    """Have visitors work, each for some seconds, over and over; returns the first answers of turns, and the others."""
+    """Let visitors work in turns of 10 seconds until the time is up.
+
+    Returns the first answers of all turns, and the later answers.
+    """
     first, others, ends, turn = Answers(), Answers(), time.monotonic() + seconds, 0
     while (begins := time.monotonic()) < ends:
         visitor = visitors[turn % len(visitors)]
@@ -144,7 +147,7 @@ async def take_turns(visitors: Sequence[Visitor], *, seconds: float) -> tuple[An
 
 
 async def fall_asleep(client: Client, name: str) -> None:
-    """Send a control plane to sleep, and wait until no API server runs for it. Raises TimeoutError."""
+    """Request sleep for a control plane, and wait for phase Hibernated. Raises TimeoutError."""
     annotations = {SLEEP_REQUESTED_ANNOTATION: datetime.now(UTC).isoformat()}
     await client.patch(CONTROL_PLANES, name, {"metadata": {"annotations": annotations}})
     async with asyncio.timeout(_ASLEEP_SECONDS):

@@ -90,7 +90,7 @@ def _platform(kubectl: Kubectl, *, prefix: str, directory: Path) -> Iterator[Pla
 def platform(
     installation: None, kubectl: Kubectl, request: pytest.FixtureRequest, tmp_path: Path
 ) -> Iterator[Platform]:
-    """A platform for one test. Deletes the objects that the test created, and waits until they are gone."""
+    """A platform for a single test. Deletes the objects that the test created, and waits until they are gone."""
     yield from _platform(kubectl, prefix=_slug(request.node.name), directory=tmp_path)
 
 
@@ -98,7 +98,7 @@ def platform(
 def module_platform(
     installation: None, kubectl: Kubectl, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Platform]:
-    """A platform for the tests of one file."""
+    """A platform for the tests of a file."""
     name = _slug(request.path.stem)
     yield from _platform(kubectl, prefix=name, directory=tmp_path_factory.mktemp(name))
 
@@ -113,7 +113,7 @@ def session_platform(
 
 @pytest.fixture(scope="session")
 def tenants(session_platform: Platform) -> tuple[Tenant, Tenant]:
-    """Two control planes of the same class, with controllers. Tests may create objects in them, and not change them."""
+    """Two control planes of a class, with controllers. Tests may create objects in them, but not change their spec."""
     platform = session_platform
     standard = platform.name("standard")
     platform.create(
@@ -168,7 +168,7 @@ def gateway(k8s: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.T
 
 @pytest.fixture(scope="module")
 def gateway_platform(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    """A platform for the tests of one file, behind the gateway."""
+    """A platform for the tests of a file, behind the gateway."""
     platform = Platform(gateway.kubectl, prefix="behind", directory=tmp_path_factory.mktemp("behind"))
     try:
         yield platform

@@ -16,7 +16,7 @@ _SAMPLE_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Containers:
-    """The containers of one name in the Pods of one namespace."""
+    """The containers with a name in the Pods of a namespace."""
 
     nodes: Nodes
     namespace: str

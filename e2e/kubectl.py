@@ -26,7 +26,7 @@ class Kubectl:
     program: str
     kubeconfig: Path
     context: str | None = None
-    """Context of the kubeconfig; None for the current one."""
+    """Context of the kubeconfig; None for the current context."""
 
     def __call__(self, *args: str, stdin: str | None = None, timeout_seconds: float = 130.0) -> str:
         """Run kubectl with these arguments and return its output."""

@@ -1,4 +1,4 @@
-"""Each mistake gets a message for its author, with a way out, and leaves other tenants unchanged."""
+"""Invalid objects get a message with a remedy, and do not affect other tenants."""
 
 from __future__ import annotations
 
@@ -54,29 +54,29 @@ _REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("kind", "spec", "says"), _REFUSED.values(), ids=_REFUSED)
-def test_kubectl_apply_says_what_is_wrong(
+def test_apply_of_invalid_object_is_refused_with_field_and_remedy(
     installation: None, kubectl: Kubectl, kind: str, spec: dict[str, Any], says: str
 ) -> None:
-    """The API server refuses an invalid object, with the field and a way out."""
     body = json.dumps(described(kind, "mistake", **spec))
     assert says in kubectl.refuses("apply", "--dry-run=server", "-f", "-", stdin=body)
 
 
-def test_a_typing_error_is_refused(installation: None, kubectl: Kubectl) -> None:
-    """An unknown field is refused with its name."""
+def test_unknown_field_is_refused_with_its_name(installation: None, kubectl: Kubectl) -> None:
     body = json.dumps(described("ControlPlane", "mistake", modus="Virtual"))
     assert 'unknown field "spec.modus"' in kubectl.refuses("apply", "--dry-run=server", "-f", "-", stdin=body)
 
 
-def test_the_path_of_data_is_not_changed(acme: Tenant, session_platform: Platform) -> None:
-    """An edit that would leave the data behind is refused with the reason."""
+def test_change_of_cluster_path_is_refused_with_reason(acme: Tenant, session_platform: Platform) -> None:
+    """The data are stored below the path, so a change would leave them behind."""
     patch = '--patch={"spec":{"virtual":{"clusterPath":"elsewhere"}}}'
-    said = session_platform.kubectl.refuses("patch", "controlplane", acme.name, "--type=merge", patch)
-    assert "spec.virtual.clusterPath cannot be changed, because the data lies under it" in said
+    error = session_platform.kubectl.refuses("patch", "controlplane", acme.name, "--type=merge", patch)
+    assert "spec.virtual.clusterPath cannot be changed, because the data lies under it" in error
 
 
-def test_conditions_say_what_to_do(platform: Platform, acme: Tenant, session_platform: Platform) -> None:
-    """The operator reports other mistakes in the condition Ready. The status of the neighbours does not change."""
+def test_ready_condition_has_reason_and_remedy_of_each_mistake(
+    platform: Platform, acme: Tenant, session_platform: Platform
+) -> None:
+    """Condition Ready reports mistakes that the API server accepts. Other control planes keep their status."""
     before = session_platform.get("ControlPlane", acme.name)["status"]
     secret = platform.create_secret(platform.name("no-kubeconfig"), allow="endpoint", other="key")
     mistakes: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -122,14 +122,14 @@ def test_conditions_say_what_to_do(platform: Platform, acme: Tenant, session_pla
         ),
     }
     kubeconfig = session_platform.kubeconfigs(acme.name)["kubeconfig"].decode()
-    nowhere = {"endpoint": "https://127.0.0.1:9"}
+    unreachable = {"endpoint": "https://127.0.0.1:9"}
     credentials = platform.create_secret(platform.name("credentials"), allow="endpoint", kubeconfig=kubeconfig)
     private = platform.create_secret(platform.name("private-kubeconfig"), kubeconfig=kubeconfig)
     endpoints: dict[str, dict[str, Any]] = {
-        "unreachable": {**nowhere, "credentialsSecretRef": credentials},
-        "no-kubeconfig": {**nowhere, "credentialsSecretRef": secret},
-        "others-secret": {**nowhere, "credentialsSecretRef": before["kubeconfigSecretRef"]},
-        "private-secret": {**nowhere, "credentialsSecretRef": private},
+        "unreachable": {**unreachable, "credentialsSecretRef": credentials},
+        "no-kubeconfig": {**unreachable, "credentialsSecretRef": secret},
+        "others-secret": {**unreachable, "credentialsSecretRef": before["kubeconfigSecretRef"]},
+        "private-secret": {**unreachable, "credentialsSecretRef": private},
         "others-path": {
             "endpoint": f"https://127.0.0.1:9/clusters/{acme.name}/control-plane",
             "credentialsSecretRef": credentials,
@@ -139,21 +139,21 @@ def test_conditions_say_what_to_do(platform: Platform, acme: Tenant, session_pla
         platform.create("ControlPlaneEndpoint", platform.name(stem), **spec)
     for stem, (spec, _, _) in mistakes.items():
         platform.create("ControlPlane", platform.name(stem), **spec)
-    for stem, (_, reason, says) in mistakes.items():
-        assert says in platform.becomes("ControlPlane", platform.name(stem), reason), stem
-    now = session_platform.get("ControlPlane", acme.name)["status"]
-    # The operator may have measured it meanwhile.
-    assert now | {"storage": None} == before | {"storage": None}
+    for stem, (_, reason, message) in mistakes.items():
+        assert message in platform.becomes("ControlPlane", platform.name(stem), reason), stem
+    after = session_platform.get("ControlPlane", acme.name)["status"]
+    # The operator may have measured the storage meanwhile.
+    assert after | {"storage": None} == before | {"storage": None}
     acme.wait_account("default")
 
-    # The message was right: with the class, the control plane becomes Ready.
+    # The remedy of the message works: with the class, the control plane becomes Ready.
     platform.create("ControlPlaneClass", platform.name("absent"), deletionPolicy="Destroy")
     platform.becomes_ready("ControlPlane", platform.name("class-missing"))
     platform.tenant(platform.name("class-missing")).answers()
 
 
-def test_a_registration_says_what_it_waits_for(platform: Platform, acme: Tenant) -> None:
-    """The status names a wrong reference, or a Secret without the label for it. No controllers start."""
+def test_registration_status_names_missing_or_private_reference(platform: Platform, acme: Tenant) -> None:
+    """The message names the missing control plane, or the label that the Secret lacks."""
     absent, curious = platform.name("absent"), platform.name("curious")
     platform.create("ControlPlaneRegistration", absent, controlPlaneRef={"name": absent}, services=["Controllers"])
     assert f"control plane {absent} does not exist" in platform.becomes(
@@ -167,5 +167,5 @@ def test_a_registration_says_what_it_waits_for(platform: Platform, acme: Tenant)
         kubeconfigSecretRef=secret,
         services=["Controllers"],
     )
-    said = platform.becomes("ControlPlaneRegistration", curious, "SecretNotAllowed")
-    assert 'label it controlplane.kplane.dev/allow-registration="true"' in said
+    message = platform.becomes("ControlPlaneRegistration", curious, "SecretNotAllowed")
+    assert 'label it controlplane.kplane.dev/allow-registration="true"' in message

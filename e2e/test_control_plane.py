@@ -1,4 +1,4 @@
-"""A control plane of a class: what its owner gets, and what other tenants do not."""
+"""A control plane of a class: its status, kubeconfigs and API, and the isolation of tenants."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from e2e.platform import Platform, condition
 from e2e.tenant import Tenant, widgets
 
 
-def test_the_status_says_where_it_is(acme: Tenant, session_platform: Platform) -> None:
-    """The status has all that a user needs to use the control plane."""
-    found = session_platform.get("ControlPlane", acme.name)
-    status = found["status"]
+def test_status_has_endpoints_secret_path_and_version(acme: Tenant, session_platform: Platform) -> None:
+    """The status has all fields that a user needs to connect."""
+    control_plane = session_platform.get("ControlPlane", acme.name)
+    status = control_plane["status"]
     assert status["phase"] == "Ready"
-    assert status["observedGeneration"] == found["metadata"]["generation"]
-    assert condition(found)["status"] == "True"
+    assert status["observedGeneration"] == control_plane["metadata"]["generation"]
+    assert condition(control_plane)["status"] == "True"
     assert status["endpoint"].startswith("https://")
-    urls = {each["type"]: each["url"] for each in status["endpoints"]}
+    urls = {endpoint["type"]: endpoint["url"] for endpoint in status["endpoints"]}
     assert set(urls) == {"Internal", "External", "Join"}
     assert urls["Internal"] == status["endpoint"]
     assert status["kubeconfigSecretRef"] == {
@@ -33,7 +33,7 @@ def test_the_status_says_where_it_is(acme: Tenant, session_platform: Platform) -
     assert status["version"] == json.loads(acme.kubectl("get", "--raw=/version"))["gitVersion"]
 
 
-def test_kubectl_get_shows_what_matters(acme: Tenant, session_platform: Platform) -> None:
+def test_kubectl_get_prints_main_and_wide_columns(acme: Tenant, session_platform: Platform) -> None:
     """`kubectl get controlplanes` shows the main columns, `-o wide` the others."""
     kubectl = session_platform.kubectl
     header, line = kubectl("get", "controlplane", acme.name).splitlines()
@@ -45,28 +45,27 @@ def test_kubectl_get_shows_what_matters(acme: Tenant, session_platform: Platform
 
 
 @pytest.mark.smoke("A kubeconfig for it lies in a Secret")
-def test_the_published_kubeconfig_is_an_administrators(acme: Tenant) -> None:
-    """The holder of the kubeconfig may do everything in the control plane with plain kubectl."""
+def test_published_kubeconfig_allows_all_verbs_and_resources(acme: Tenant) -> None:
+    """The kubeconfig works with plain kubectl."""
     assert acme.kubectl("auth", "can-i", "*", "*", "--all-namespaces").strip() == "yes"
     acme.add_namespace("kubeconfig-works")
     assert "kubeconfig-works" in acme.kubectl.names("namespaces")
     assert {"default", "kube-system", "kube-public", "kube-node-lease"} <= acme.kubectl.names("namespaces")
 
 
-def test_the_secret_has_every_key_it_promises(acme: Tenant, session_platform: Platform) -> None:
-    """The Secret has a kubeconfig for programs in the management cluster, one for users elsewhere, and the CA."""
+def test_secret_has_internal_and_external_kubeconfig_and_ca(acme: Tenant, session_platform: Platform) -> None:
+    """`kubeconfig` is for programs in the management cluster, `kubeconfig-external` for users elsewhere."""
     published = session_platform.kubeconfigs(acme.name)
     assert set(published) == {"kubeconfig", "kubeconfig-external", "ca.crt"}
     status = session_platform.get("ControlPlane", acme.name)["status"]
-    urls = {each["type"]: each["url"] for each in status["endpoints"]}
+    urls = {endpoint["type"]: endpoint["url"] for endpoint in status["endpoints"]}
     assert urls["Internal"].encode() in published["kubeconfig"]
     assert urls["External"].encode() in published["kubeconfig-external"]
     assert published["ca.crt"].startswith(b"-----BEGIN CERTIFICATE-----")
 
 
 @pytest.mark.smoke("own CRDs")
-def test_types_of_ones_own_are_ones_own(acme: Tenant, globex: Tenant) -> None:
-    """A tenant adds a CustomResourceDefinition and uses it. Other tenants do not see it."""
+def test_crd_is_usable_by_its_tenant_and_unknown_to_others(acme: Tenant, globex: Tenant) -> None:
     acme.kubectl.apply(widgets("acme.example.com"))
     acme.kubectl("wait", "--for=condition=Established", "crd/widgets.acme.example.com", "--timeout=120s")
     body = {
@@ -81,28 +80,29 @@ def test_types_of_ones_own_are_ones_own(acme: Tenant, globex: Tenant) -> None:
     assert "the server doesn't have a resource type" in globex.kubectl.refuses("get", "widgets")
 
 
-def test_the_same_name_is_another_object_elsewhere(acme: Tenant, globex: Tenant) -> None:
-    """Two tenants use the same names with different content."""
+def test_same_object_name_has_different_data_in_each_tenant(acme: Tenant, globex: Tenant) -> None:
     for tenant in (acme, globex):
         tenant.keep("owner", tenant.name)
     assert (acme.kept("owner"), globex.kept("owner")) == (acme.name, globex.name)
 
 
 @pytest.mark.smoke("own certificates")
-def test_credentials_of_one_tenant_open_no_other(acme: Tenant, globex: Tenant, session_platform: Platform) -> None:
-    """A leaked kubeconfig opens its own control plane only."""
-    ours, theirs = (
+def test_credentials_of_a_tenant_are_refused_by_another_tenant(
+    acme: Tenant, globex: Tenant, session_platform: Platform
+) -> None:
+    """A leaked kubeconfig gives access to its own control plane only."""
+    own_config, other_config = (
         yaml.safe_load(session_platform.kubeconfigs(tenant.name)["kubeconfig-external"]) for tenant in (acme, globex)
     )
-    ours["clusters"][0]["cluster"] = theirs["clusters"][0]["cluster"]
-    mixed = session_platform.private_file("mixed.kubeconfig", content=yaml.safe_dump(ours).encode())
-    said = Kubectl(acme.kubectl.program, mixed).refuses("get", "namespaces")
-    assert re.search(r"Unauthorized|must be logged in|asked for the client to provide credentials", said), said
+    own_config["clusters"][0]["cluster"] = other_config["clusters"][0]["cluster"]
+    mixed = session_platform.private_file("mixed.kubeconfig", content=yaml.safe_dump(own_config).encode())
+    error = Kubectl(acme.kubectl.program, mixed).refuses("get", "namespaces")
+    assert re.search(r"Unauthorized|must be logged in|asked for the client to provide credentials", error), error
 
 
 @pytest.mark.parametrize("mode", ["Virtual", "Dedicated"])
-def test_a_control_plane_needs_no_class(platform: Platform, mode: str) -> None:
-    """A name and a mode are enough for an API server. Its controllers wait for a registration."""
+def test_control_plane_without_class_becomes_ready(platform: Platform, mode: str) -> None:
+    """A name and a mode are enough for an API server. No registration is created."""
     name = platform.name("plain")
     platform.create("ControlPlane", name, mode=mode, deletionPolicy="Destroy")
     platform.becomes_ready("ControlPlane", name)

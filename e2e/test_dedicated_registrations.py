@@ -1,4 +1,4 @@
-"""Registrations of mode Dedicated run the controllers in a separate Pod in the control plane's namespace."""
+"""Registrations of mode Dedicated: a separate mcm Pod in the control plane's namespace runs the controllers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _runs(platform: Platform, name: str, *, mode: str | None) -> None:
     )
 
 
-def test_it_has_a_pod_of_its_own_until_it_is_shared(platform: Platform, unregistered: str) -> None:
+def test_dedicated_mcm_pod_runs_until_mode_is_shared(platform: Platform, unregistered: str) -> None:
     """Controllers work in both modes. The Pod has limits and few rights, and ends with the mode."""
     name = platform.name("own-mcm")
     namespace = f"kplane-cp-{name}"
@@ -51,12 +51,12 @@ def test_it_has_a_pod_of_its_own_until_it_is_shared(platform: Platform, unregist
     assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
     assert "memory" in pod["spec"]["containers"][0]["resources"]["limits"]
     account = pod["spec"]["serviceAccountName"]
-    who = f"--as=system:serviceaccount:{namespace}:{account}"
+    impersonation = f"--as=system:serviceaccount:{namespace}:{account}"
     resource = "controlplaneregistrations.controlplane.kplane.dev"
-    assert platform.kubectl("auth", "can-i", "get", f"{resource}/{name}", who).strip() == "yes"
-    for question in (("list", resource), ("get", f"{resource}/another"), ("list", "secrets", "-n", namespace)):
+    assert platform.kubectl("auth", "can-i", "get", f"{resource}/{name}", impersonation).strip() == "yes"
+    for permission in (("list", resource), ("get", f"{resource}/another"), ("list", "secrets", "-n", namespace)):
         with pytest.raises(KubectlFailed):
-            platform.kubectl("auth", "can-i", *question, who)
+            platform.kubectl("auth", "can-i", *permission, impersonation)
 
     platform.patch(_KIND, name, {"spec": {"mode": "Shared"}})
     _runs(platform, name, mode=None)
@@ -64,8 +64,8 @@ def test_it_has_a_pod_of_its_own_until_it_is_shared(platform: Platform, unregist
     platform.tenant(name).add_namespace("shared")
 
 
-def test_it_goes_with_its_registration(platform: Platform, unregistered: str) -> None:
-    """After the deletion, no object of it is left in the namespace or the cluster."""
+def test_objects_of_dedicated_mcm_are_deleted_with_registration(platform: Platform, unregistered: str) -> None:
+    """Neither the namespace nor the cluster has objects of mcm after the deletion."""
     name = platform.name("no-mcm")
     namespace = f"kplane-cp-{name}"
     platform.create("ControlPlane", name, classRef={"name": unregistered}, deletionPolicy="Destroy")

@@ -17,8 +17,8 @@ def _objects(tenant: Tenant) -> dict[tuple[str, str, str], tuple[str, str]]:
     def key(found: Object) -> tuple[str, str, str]:
         return found["kind"], found["metadata"].get("namespace", ""), found["metadata"]["name"]
 
-    listed = tenant.kubectl.items(",".join(_KEPT), "--all-namespaces")
-    return {key(each): (each["metadata"]["uid"], each["metadata"]["resourceVersion"]) for each in listed}
+    objects = tenant.kubectl.items(",".join(_KEPT), "--all-namespaces")
+    return {key(obj): (obj["metadata"]["uid"], obj["metadata"]["resourceVersion"]) for obj in objects}
 
 
 @pytest.fixture
@@ -33,13 +33,15 @@ def neighbours(platform: Platform, unregistered: str) -> dict[str, Tenant]:
         tenants[stem] = tenant = platform.tenant(name)
         tenant.keep("owner", name)
         tenant.kubectl.apply(widgets("example.com"))
-        # The API server itself writes its status, so a change is no trace of another tenant.
+        # The API server itself writes the status of the CRD, and must have done so before the comparison starts.
         tenant.kubectl("wait", "--for=condition=Established", "crd/widgets.example.com", "--timeout=120s")
     return tenants
 
 
 @pytest.mark.smoke("its data below its own prefix of a shared etcd")
-def test_nothing_of_others_goes_with_it(platform: Platform, neighbours: dict[str, Tenant], unregistered: str) -> None:
+def test_deletion_leaves_neighbours_with_similar_names_unchanged(
+    platform: Platform, neighbours: dict[str, Tenant], unregistered: str
+) -> None:
     """The neighbours keep their objects in the same version. A new control plane of the same name is empty."""
     destroyed = neighbours.pop("a")
     before = {stem: _objects(tenant) for stem, tenant in neighbours.items()}
@@ -51,10 +53,10 @@ def test_nothing_of_others_goes_with_it(platform: Platform, neighbours: dict[str
 
     platform.create("ControlPlane", destroyed.name, classRef={"name": unregistered})
     platform.becomes_ready("ControlPlane", destroyed.name)
-    again = platform.tenant(destroyed.name)
-    assert again.kept("owner") is None
-    assert "widgets.example.com" not in again.kubectl.names("customresourcedefinitions")
-    again.keep("owner", "the next one")
+    successor = platform.tenant(destroyed.name)
+    assert successor.kept("owner") is None
+    assert "widgets.example.com" not in successor.kubectl.names("customresourcedefinitions")
+    successor.keep("owner", "the next one")
     assert neighbours["aa"].kept("owner") == neighbours["aa"].name
     # The new control plane refuses the former credentials, even if it has the same address.
     destroyed.kubectl.refuses("get", "namespaces")

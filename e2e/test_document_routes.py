@@ -20,10 +20,10 @@ _SECONDS: Final = 1800
 @pytest.mark.k8s_needs("pods", "images")
 @pytest.mark.timeout(_SECONDS, func_only=True)
 @pytest.mark.parametrize("route", ROUTES)
-def test_whoever_goes_it_gets_to_its_end(
+def test_route_runs_to_its_end_and_leaves_no_objects(
     released: None, reader_environment: Mapping[str, str], kubectl: Kubectl, helm: Helm, route: str, tmp_path: Path
 ) -> None:
-    """The route starts on a cluster without kplane, and leaves no object of kplane."""
+    """The route starts on a cluster without kplane."""
     require_unused(kubectl)
     assert helm.status() is None, (
         "failed to start the route: kplane is installed, because an earlier test did not finish"

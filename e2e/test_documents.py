@@ -18,7 +18,7 @@ _SECONDS: Final = 1800
 
 @pytest.fixture(scope="module")
 def reader(reader_environment: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Reader:
-    """One reader for all documents: each continues after the one before."""
+    """A single reader for all documents. Each document continues after the previous document."""
     return Reader.in_checkout(tmp_path_factory.mktemp("documents"), environment=reader_environment)
 
 
@@ -26,17 +26,16 @@ def reader(reader_environment: Mapping[str, str], tmp_path_factory: pytest.TempP
 def next_version(nodes: Nodes) -> Iterator[None]:
     """Provide the image of the next Kubernetes version, which docs/how-to/upgrade-kubernetes.md names.
 
-    It holds the present version, because the test is about the replacement of an image.
+    The image has the present version, because the test covers only the replacement of an image.
     """
-    named = re.search(r"^image=(\S+)$", document("how-to/upgrade-kubernetes").read_text(), re.MULTILINE)
-    assert named is not None
-    with nodes.image_named(chart_values()["controlPlanes"]["kubeApiserverImage"], also=named[1]):
+    match = re.search(r"^image=(\S+)$", document("how-to/upgrade-kubernetes").read_text(), re.MULTILINE)
+    assert match is not None
+    with nodes.image_named(chart_values()["controlPlanes"]["kubeApiserverImage"], also=match[1]):
         yield
 
 
 @pytest.mark.k8s_needs("pods", "images")
 @pytest.mark.timeout(_SECONDS, func_only=True)
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_every_command_works(released: None, next_version: None, reader: Reader, name: str) -> None:
-    """The commands of the document work in their order."""
+def test_commands_of_document_succeed_in_order(released: None, next_version: None, reader: Reader, name: str) -> None:
     reader.follow(name, [block for block in blocks(document(name)) if block.route is None])

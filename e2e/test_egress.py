@@ -1,4 +1,4 @@
-"""Tenants' API servers connect to what their class allows. What a NetworkPolicy does is in test_packets.py."""
+"""Tenants' API servers connect only to the destinations of their class. test_packets.py covers the NetworkPolicies."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ def _node(address: str) -> str:
     return json.dumps({**node, "status": status})
 
 
-def test_a_tenant_reaches_no_kubelet_unless_its_class_allows_it(platform: Platform) -> None:
-    """A Node that the tenant made up leads its API server nowhere; then it leads to the proxy, which refuses it."""
+def test_tenant_cannot_reach_kubelet_outside_allowed_destinations(platform: Platform) -> None:
+    """The tenant creates a Node with an arbitrary address, and requests its kubelet.
+
+    Without allowed destinations, the API server has no proxy. With other destinations, the proxy refuses the address.
+    """
     name = platform.name("walled")
     platform.create("ControlPlaneClass", name, deletionPolicy="Destroy")
     platform.create("ControlPlane", name, classRef={"name": name})
@@ -40,6 +43,6 @@ def test_a_tenant_reaches_no_kubelet_unless_its_class_allows_it(platform: Platfo
             return str(error)
 
     assert _CLOSED in kubelet()
-    allowed = json.dumps({"spec": {"allowedDestinations": [{"cidr": _TEST_NETWORK, "ports": [10250]}]}})
-    platform.kubectl("patch", "controlplaneclass", name, "--type=merge", f"--patch={allowed}")
+    patch = json.dumps({"spec": {"allowedDestinations": [{"cidr": _TEST_NETWORK, "ports": [10250]}]}})
+    platform.kubectl("patch", "controlplaneclass", name, "--type=merge", f"--patch={patch}")
     eventually("the proxy answers", kubelet, lambda said: _REFUSED in said, timeout_seconds=300.0)

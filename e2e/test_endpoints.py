@@ -18,13 +18,13 @@ from e2e.tenant import Tenant
 from e2e.waiting import eventually
 
 
-def test_kplane_writes_the_endpoint_of_what_it_runs(acme: Tenant, session_platform: Platform) -> None:
-    """Without `endpointRef` the operator creates, probes and deletes the ControlPlaneEndpoint."""
+def test_operator_creates_endpoint_of_control_plane_it_runs(acme: Tenant, session_platform: Platform) -> None:
+    """Without `endpointRef`, the operator creates and probes the ControlPlaneEndpoint. The control plane owns it."""
     control_plane = session_platform.get("ControlPlane", acme.name)
     session_platform.becomes_ready("ControlPlaneEndpoint", acme.name)
     endpoint = session_platform.get("ControlPlaneEndpoint", acme.name)
-    assert [each["uid"] for each in endpoint["metadata"]["ownerReferences"]] == [control_plane["metadata"]["uid"]]
-    urls = {each["type"]: each["url"] for each in control_plane["status"]["endpoints"]}
+    assert [entry["uid"] for entry in endpoint["metadata"]["ownerReferences"]] == [control_plane["metadata"]["uid"]]
+    urls = {entry["type"]: entry["url"] for entry in control_plane["status"]["endpoints"]}
     assert endpoint["status"]["endpoint"] == urls["Internal"]
     assert endpoint["status"]["externalEndpoint"] == urls["External"]
 
@@ -34,9 +34,9 @@ class Host:
     """Gives access to an API server that control planes adopt."""
 
     tenant: Tenant
-    """Its administrator, whose credentials the user made."""
+    """Access as administrator, with credentials that the user made."""
     token: str
-    """Of that administrator."""
+    """Token of the administrator."""
     internal: str
     external: str
     ca: bytes
@@ -61,7 +61,7 @@ def _kubeconfig(url: str, *, ca: bytes, token: str) -> str:
 
 @pytest.fixture(scope="module")
 def host(module_platform: Platform, k8s: Any) -> Iterator[Host]:
-    """An API server with objects, which kplane does not run: it refuses to adopt its own."""
+    """An API server with objects, which kplane does not run. kplane refuses to adopt API servers that it runs."""
     platform, name = module_platform, module_platform.name("host")
     run = api_server_as_pod if "pods" in k8s.capabilities else api_server_as_processes
     with run(platform) as server:
@@ -73,7 +73,7 @@ def host(module_platform: Platform, k8s: Any) -> Iterator[Host]:
         eventually("namespace default", lambda: tenant.kubectl.find("namespace", "default"))
         tenant.keep("owner", "somebody else")
         yield Host(tenant, server.token, server.internal, server.external, server.ca)
-        # First, while the API server still serves the deletion.
+        # Before the end of the API server, which must serve the deletion.
         platform.clean_up()
 
 
@@ -97,7 +97,7 @@ def _serves(platform: Platform, name: str, *, host: Host) -> None:
 
 
 @pytest.mark.smoke("adopted (an API server that you run)")
-def test_an_existing_api_server_is_adopted(platform: Platform, host: Host) -> None:
+def test_existing_api_server_is_adopted_and_keeps_its_data(platform: Platform, host: Host) -> None:
     """With `endpointRef` kplane publishes kubeconfigs for an adopted API server, and runs its controllers.
 
     The data stay, even with deletionPolicy Destroy.
@@ -123,11 +123,13 @@ def shared(platform: Platform, host: Host, k8s: Any) -> Iterator[SharedAddress]:
     path = f"/clusters/{platform.name('routed')}/control-plane"
     with run(platform, path=path, backend=host.internal, ca=host.ca) as address:
         yield address
-        # First, while the gateway still serves the deletion.
+        # Before the end of the gateway, which must serve the deletion.
         platform.clean_up()
 
 
-def test_a_shared_address_is_adopted_by_path(platform: Platform, host: Host, shared: SharedAddress) -> None:
+def test_control_plane_at_shared_address_is_adopted_by_path(
+    platform: Platform, host: Host, shared: SharedAddress
+) -> None:
     """All requests work through a gateway that routes by path."""
     name = platform.name("routed")
     kubeconfig = host.kubeconfig_at(shared.internal, ca=shared.ca)

@@ -23,23 +23,23 @@ def example(k8s: Any, reader_environment: Mapping[str, str], tmp_path: Path) -> 
     command = [sys.executable, "examples/configmaps.py", "kind", k8s.kind.cluster]
     log = tmp_path / "log"
     with log.open("wb") as errors:
-        running = subprocess.Popen(command, cwd=_ROOT, env=dict(reader_environment), stderr=errors)
+        process = subprocess.Popen(command, cwd=_ROOT, env=dict(reader_environment), stderr=errors)
     try:
         yield
     finally:
-        running.terminate()
+        process.terminate()
         try:
-            status = running.wait(120)
+            status = process.wait(120)
         finally:
-            running.kill()  # no effect if it has ended
+            process.kill()  # no effect if it has ended
     assert status == 0, log.read_text()
 
 
-def test_a_config_map_is_stamped_with_the_name_of_its_kind_cluster(k8s: Any, kubectl: Kubectl, example: None) -> None:
+def test_example_annotates_config_map_with_kind_cluster_name(k8s: Any, kubectl: Kubectl, example: None) -> None:
     kubectl("create", "configmap", "stamped", "--namespace=default")
     try:
         kubectl("label", "configmap", "stamped", "demo=stamp", "--namespace=default")
-        stamped = f"--for=jsonpath={{.metadata.annotations.demo/cluster}}={k8s.kind.cluster}"
-        kubectl("wait", "configmap/stamped", stamped, "--namespace=default", "--timeout=120s")
+        condition = f"--for=jsonpath={{.metadata.annotations.demo/cluster}}={k8s.kind.cluster}"
+        kubectl("wait", "configmap/stamped", condition, "--namespace=default", "--timeout=120s")
     finally:
         kubectl("delete", "configmap", "stamped", "--namespace=default")

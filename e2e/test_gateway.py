@@ -1,4 +1,4 @@
-"""Control planes that sleep behind kplane's gateway: first answers, CronJobs, restarts and kills."""
+"""Sleeping control planes behind kplane's gateway: first answers, CronJobs, restarts and kills."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from e2e.writer import RETRIES, writing
 _SLEEP_REQUESTED: Final = "controlplane.kplane.dev/sleep-requested"
 _WAKE_REQUESTED: Final = "controlplane.kplane.dev/wake-requested"
 _AHEAD: Final = timedelta(seconds=10)
-"""A control plane wakes so long before its CronJob is due."""
+"""Time between the wake of a control plane and its due CronJob."""
 _LATE: Final = timedelta(seconds=5)
 _IDLE: Final = "2m"
 _ANSWER_SECONDS: Final = 100.0
 _HARMLESS: Final = "The manifest file is empty, ignoring."
-"""What kube-controller-manager says of a file that it is not given."""
+"""Log line of kube-controller-manager for an optional file that is not set."""
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +46,12 @@ def platform(gateway_platform: Platform) -> Platform:
 
 
 def _sleeper(platform: Platform, stem: str, **spec: Any) -> Tenant:
-    """Create a control plane that sleeps."""
+    """Create a sleeping control plane."""
     name = platform.name(stem)
     platform.create("ControlPlane", name, deletionPolicy="Destroy", virtual={"start": "OnDemand"}, **spec)
     _wait_phase(platform, name, "Hibernated")
     tenant = platform.tenant(name)
-    # A request without credentials wakes nothing.
+    # A request without credentials does not wake the control plane.
     assert Curl.of(tenant, anonymous=True)("/version")[0] == 401
     return tenant
 
@@ -72,21 +72,21 @@ def _kubectl(tenant: Tenant, _: Path) -> set[str]:
 def _curl(tenant: Tenant, _: Path) -> set[str]:
     status, body = Curl.of(tenant)("/api/v1/namespaces")
     assert status == 200, body
-    return {each["metadata"]["name"] for each in json.loads(body)["items"]}
+    return {namespace["metadata"]["name"] for namespace in json.loads(body)["items"]}
 
 
 def _proxy(tenant: Tenant, _: Path) -> set[str]:
-    """Run `kubectl proxy`, and ask it without credentials."""
+    """Run `kubectl proxy`, and list the namespaces through it without credentials."""
     command = [tenant.kubectl.program, f"--kubeconfig={tenant.kubectl.kubeconfig}", "proxy", "--port=0"]
-    running = subprocess.Popen([*command, "--append-server-path"], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, "--append-server-path"], stdout=subprocess.PIPE, text=True)
     try:
-        assert running.stdout is not None
-        address = running.stdout.readline().split()[-1]
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1]
         with urllib.request.urlopen(f"http://{address}/api/v1/namespaces", timeout=_ANSWER_SECONDS) as answer:
-            return {each["metadata"]["name"] for each in json.load(answer)["items"]}
+            return {namespace["metadata"]["name"] for namespace in json.load(answer)["items"]}
     finally:
-        running.kill()
-        running.communicate()
+        process.kill()
+        process.communicate()
 
 
 def _python(tenant: Tenant, _: Path) -> set[str]:
@@ -95,13 +95,13 @@ def _python(tenant: Tenant, _: Path) -> set[str]:
     load(str(tenant.kubectl.kubeconfig), client_configuration=settings)
     settings.retries = False
     with official.ApiClient(settings) as client:
-        found: Any = official.CoreV1Api(client).list_namespace()
-    return {each.metadata.name for each in found.items}
+        namespaces: Any = official.CoreV1Api(client).list_namespace()
+    return {namespace.metadata.name for namespace in namespaces.items}
 
 
 def _controllers(tenant: Tenant, directory: Path) -> set[str]:
-    """Run a kube-controller-manager, which is a client of the Go library, until it has done its work."""
-    found = subprocess.run(
+    """Run a kube-controller-manager, which is a client of the Go library, until ServiceAccount `default` exists."""
+    result = subprocess.run(
         [sys.executable, "-P", "-m", "kplane.binaries", "kube-controller-manager"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -109,18 +109,18 @@ def _controllers(tenant: Tenant, directory: Path) -> set[str]:
         check=True,
     )
     log = directory / "log"
-    program = Path(found.stdout.split()[-1], "kube-controller-manager")
+    program = Path(result.stdout.split()[-1], "kube-controller-manager")
     command = [str(program), "--leader-elect=false", "--secure-port=0"]
     command += [f"--kubeconfig={tenant.kubectl.kubeconfig}", "--controllers=serviceaccount-controller"]
-    with log.open("wb") as written:
-        running = subprocess.Popen(command, stdout=written, stderr=written)
+    with log.open("wb") as log_file:
+        process = subprocess.Popen(command, stdout=log_file, stderr=log_file)
     try:
-        # Through the log, because another request would be the one that wakes.
+        # The log shows progress without a further request, which could be the request that wakes.
         eventually("controllers at work", log.read_text, lambda said: "Caches are synced" in said)
         tenant.wait_account("default")
     finally:
-        running.kill()
-        running.wait()
+        process.kill()
+        process.wait()
     errors = re.findall(r"^[EF]\d{4} .*", log.read_text(), re.MULTILINE)
     assert [error for error in errors if not error.endswith(_HARMLESS)] == []
     return tenant.kubectl.names("namespaces")
@@ -129,21 +129,21 @@ def _controllers(tenant: Tenant, directory: Path) -> set[str]:
 @pytest.mark.parametrize(
     "client", [_kubectl, _curl, _proxy, _python, _controllers], ids=lambda found: found.__name__[1:]
 )
-def test_the_first_answer_of_a_control_plane_that_sleeps_is_the_right_one(
+def test_first_request_of_client_wakes_control_plane_and_succeeds(
     platform: Platform, tmp_path: Path, client: Callable[[Tenant, Path], set[str]]
 ) -> None:
-    """No client has to know about sleep, or how to retry."""
+    """A client needs no knowledge of sleep, and no retries."""
     tenant = _sleeper(platform, client.__name__.strip("_"))
     assert client(tenant, tmp_path) >= {"default", "kube-system"}
-    woken = _wait_phase(platform, tenant.name, "Ready")
-    assert _WAKE_REQUESTED in woken["metadata"]["annotations"]
-    # A node has room for a few API servers.
+    control_plane = _wait_phase(platform, tenant.name, "Ready")
+    assert _WAKE_REQUESTED in control_plane["metadata"]["annotations"]
+    # The node has room for only a few API servers.
     platform.delete("ControlPlane", tenant.name)
 
 
 @pytest.fixture(scope="module")
 def dozer(platform: Platform) -> Tenant:
-    """A control plane that had a client once, and falls asleep when it is idle."""
+    """A control plane that has served a client, and falls asleep after its idle time."""
     name = platform.name("drowsy")
     platform.create("ControlPlaneClass", name, virtual={"idle": {"after": _IDLE}})
     tenant = _sleeper(platform, "dozer", classRef={"name": name})
@@ -151,14 +151,14 @@ def dozer(platform: Platform) -> Tenant:
     return tenant
 
 
-@pytest.mark.usefixtures("dozer")  # it gets idle meanwhile
-def test_a_cron_job_of_a_control_plane_that_sleeps_fires_in_time(platform: Platform) -> None:
-    """The control plane wakes by itself a little earlier, and controllers create the Job."""
+@pytest.mark.usefixtures("dozer")  # the control plane becomes idle meanwhile
+def test_sleeping_control_plane_wakes_in_time_for_its_cron_job(platform: Platform) -> None:
+    """The control plane wakes 10 seconds earlier without a request, and controllers create the Job."""
     tenant = _sleeper(platform, "nightly")
     name = tenant.name
     platform.create("ControlPlaneRegistration", name, controlPlaneRef={"name": name}, services=["Controllers"])
     tenant.wait_account("default")
-    # Late enough that it can sleep until then: what is due within a minute keeps it awake.
+    # Late enough for the sleep: a CronJob that is due within a minute keeps the control plane awake.
     due = datetime.now(UTC).replace(second=0, microsecond=0) + timedelta(minutes=3)
     tenant.kubectl.apply(_cron_job(due))
     platform.kubectl("annotate", "controlplane", name, f"{_SLEEP_REQUESTED}={datetime.now(UTC).isoformat()}")
@@ -169,12 +169,12 @@ def test_a_cron_job_of_a_control_plane_that_sleeps_fires_in_time(platform: Platf
     jobs = eventually("a Job", lambda: tenant.kubectl.items("jobs", "-n", "default"))
     created = datetime.fromisoformat(jobs[0]["metadata"]["creationTimestamp"])
     assert due <= created <= due + _LATE
-    # No client has woken it.
+    # No client has woken the control plane.
     assert awake["metadata"]["annotations"][_WAKE_REQUESTED] == asleep["metadata"]["annotations"][_WAKE_REQUESTED]
 
 
-def test_a_control_plane_sleeps_again_when_it_is_idle(platform: Platform, dozer: Tenant) -> None:
-    """The gateway reports its use, so that the operator knows the end of it. The next request wakes it again."""
+def test_idle_control_plane_sleeps_again_and_wakes_on_request(platform: Platform, dozer: Tenant) -> None:
+    """The gateway reports use of the control plane to the operator. The next request wakes the control plane again."""
     asleep = _wait_phase(platform, dozer.name, "Hibernated", timeout_seconds=300)
     assert asleep["status"]["hibernation"]["reason"] == "Idle"
     assert dozer.kept("before") == "the sleep"
@@ -195,10 +195,8 @@ def _cron_job(due: datetime) -> Object:
     }
 
 
-def test_a_restart_of_the_gateway_loses_no_request_of_a_client_that_retries(
-    platform: Platform, gateway: Gateway
-) -> None:
-    """Each write that was answered is there, and each write is answered."""
+def test_gateway_restart_loses_no_write_of_retrying_client(platform: Platform, gateway: Gateway) -> None:
+    """Each write is answered, and each acknowledged object exists."""
     tenant = _sleeper(platform, "written")
     with writing(tenant, *RETRIES) as written:
         gateway.restart()
@@ -215,11 +213,11 @@ def survivor(platform: Platform) -> Tenant:
 
 
 def _asleep(platform: Platform, name: str) -> bool:
-    """Tell whether it sleeps. Ask again if it stayed awake, because nothing could look inside after a kill."""
-    found = platform.get("ControlPlane", name)
-    if condition(found, "Hibernated").get("reason") == "KeptAwake":
+    """Return whether a control plane sleeps. Request sleep again if a failed inspection after a kill kept it awake."""
+    control_plane = platform.get("ControlPlane", name)
+    if condition(control_plane, "Hibernated").get("reason") == "KeptAwake":
         _ask_to_sleep(platform, name)
-    return bool(found["status"]["phase"] == "Hibernated")
+    return bool(control_plane["status"]["phase"] == "Hibernated")
 
 
 def _ask_to_sleep(platform: Platform, name: str) -> None:
@@ -237,20 +235,23 @@ def _is_written(tenant: Tenant, key: str) -> bool:
     ("asleep", "awake"),
     [("operator", "operator"), ("mcm", "controller"), ("envoy", "envoy"), ("kube-apiserver", "kube-apiserver")],
 )
-def test_a_kill_while_it_falls_asleep_and_one_while_it_wakes_lose_nothing(
+def test_kills_during_sleep_and_wake_lose_no_data(
     platform: Platform, survivor: Tenant, nodes: Nodes, asleep: str, awake: str
 ) -> None:
-    """Containers are killed (-9) while the API server ends, and while it starts. tests/embedded tries each step."""
+    """Containers are killed (-9) while the API server ends, and while it starts. tests/embedded covers each step."""
     name, curl = survivor.name, Curl.of(survivor)
-    own, api_server = f"kplane-cp-{name}", Containers(nodes, f"kplane-cp-{name}", "kube-apiserver")
-    killed = {each: Containers(nodes, own if each == api_server.name else NAMESPACE, each) for each in (asleep, awake)}
+    namespace, api_server = f"kplane-cp-{name}", Containers(nodes, f"kplane-cp-{name}", "kube-apiserver")
+    containers = {
+        program: Containers(nodes, namespace if program == api_server.name else NAMESPACE, program)
+        for program in (asleep, awake)
+    }
     key = f"before-the-kill-of-{asleep}"
     eventually("a write", lambda: _is_written(survivor, key))
     _wait_phase(platform, name, "Ready")
     with api_server.never_two():
         _ask_to_sleep(platform, name)
         eventually("it falls asleep", lambda: "hibernation" in platform.get("ControlPlane", name)["status"])
-        killed[asleep].kill()
+        containers[asleep].kill()
         eventually("it sleeps", lambda: _asleep(platform, name), timeout_seconds=240)
         eventually("no API server", lambda: not api_server.running())
 
@@ -258,7 +259,7 @@ def test_a_kill_while_it_falls_asleep_and_one_while_it_wakes_lose_nothing(
             path = f"/api/v1/namespaces/default/configmaps/kept-{key}"
             reading = reader.submit(curl, path, *RETRIES, "--fail")
             eventually("it wakes", lambda: platform.get("ControlPlane", name)["status"]["phase"] != "Hibernated")
-            killed[awake].kill()
+            containers[awake].kill()
             status, body = reading.result()
         assert (status, json.loads(body)["data"]) == (200, {"value": "kept"})
         eventually("it is awake", lambda: "hibernation" not in platform.get("ControlPlane", name)["status"])

@@ -34,7 +34,7 @@ _PROGRAM: Final = f"""
 cd /srv && echo served > index.html && python3 -m http.server {PAGE_PORT} 2>/dev/null &
 while read -r line; do echo "heard $line"; done
 """
-"""It serves a page, and says what it hears."""
+"""Serves a page, and echoes each line of its input."""
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +65,15 @@ def tenant(gateway_platform: Platform, machine: Machine) -> Tenant:
     eventually(
         "its add-ons", lambda: condition(platform.get("ControlPlane", name), "AddonsReady").get("status") == "True"
     )
-    found = platform.tenant(name)
-    machine.join(found)
-    found.wait_account("default")
-    return found
+    control_plane = platform.tenant(name)
+    machine.join(control_plane)
+    control_plane.wait_account("default")
+    return control_plane
 
 
 @pytest.fixture(scope="module")
 def pod(tenant: Tenant, machine: Machine) -> str:
-    """A pod on the node, where the control plane's own scheduler puts it."""
+    """A pod that the control plane's own scheduler has placed on the node."""
     tenant.kubectl.apply(_pod())
     tenant.kubectl("wait", f"pod/{_POD}", "--for=condition=Ready", "--timeout=120s")
     return _POD
@@ -83,8 +83,8 @@ def _pod() -> Object:
     return page_pod(_POD, _PROGRAM, stdin=True)
 
 
-def test_a_node_joins_by_the_path_of_its_control_plane(tenant: Tenant, machine: Machine) -> None:
-    """Its kubelet knows no other address than that of the gateway."""
+def test_node_joins_by_gateway_path_of_its_control_plane(tenant: Tenant, machine: Machine) -> None:
+    """The kubeconfig of the kubelet has the address of the gateway."""
     (node,) = tenant.kubectl.items("nodes")
     assert node["metadata"]["name"] == machine.name
     server = tenant.kubectl("config", "view", "--minify", "-o=jsonpath={.clusters[0].cluster.server}")
@@ -92,8 +92,8 @@ def test_a_node_joins_by_the_path_of_its_control_plane(tenant: Tenant, machine: 
     assert f"server: {server}\n" in machine("cat", "/etc/kubernetes/kubelet.conf")
 
 
-def test_its_own_scheduler_chooses_the_node(tenant: Tenant, machine: Machine, pod: str) -> None:
-    """mcm runs kube-scheduler for it. The pod runs on the node that this one chose."""
+def test_own_scheduler_of_control_plane_assigns_the_pod(tenant: Tenant, machine: Machine, pod: str) -> None:
+    """mcm runs kube-scheduler for the control plane."""
     (event,) = tenant.kubectl.items("events", f"--field-selector=involvedObject.name={pod},reason=Scheduled")
     assert event["reportingComponent"] == "default-scheduler"
     assert f"Successfully assigned default/{pod} to {machine.name}" in event["message"]
@@ -107,7 +107,7 @@ class Streams:
     spdy: bool
 
     def run(self, *args: str, stdin: str = "") -> str:
-        """Run a command to its end, and return what it prints."""
+        """Run a command to its end, and return its output."""
         with self.running(*args) as (process, errors):
             printed, _ = process.communicate(stdin, timeout=_SECONDS)
             assert process.returncode == 0, errors.read_text()
@@ -115,24 +115,24 @@ class Streams:
 
     @contextlib.contextmanager
     def running(self, *args: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-        """Run a command within the context; yields it and the file of its errors."""
-        kubectl, wanted = self.tenant.kubectl, "false" if self.spdy else "true"
+        """Run a command within the context. Yields the process and the file of its errors."""
+        kubectl, websocket = self.tenant.kubectl, "false" if self.spdy else "true"
         variables = ("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "KUBECTL_PORT_FORWARD_WEBSOCKETS")
         command = [kubectl.program, f"--kubeconfig={kubectl.kubeconfig}", "--v=4", *args]
         with tempfile.TemporaryDirectory() as directory:
             errors = Path(directory, "errors")
-            with errors.open("wb") as written:
+            with errors.open("wb") as error_file:
                 process = subprocess.Popen(
                     command,
-                    env={**os.environ, **dict.fromkeys(variables, wanted)},
+                    env={**os.environ, **dict.fromkeys(variables, websocket)},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    stderr=written,
+                    stderr=error_file,
                     text=True,
                 )
             try:
                 yield process, errors
-                # kubectl takes SPDY, and says so at this level, where WebSocket does not work.
+                # At this log level, kubectl reports a fallback to SPDY if WebSocket does not work.
                 assert "fallback" not in errors.read_text()
             finally:
                 process.kill()
@@ -141,15 +141,15 @@ class Streams:
 
 @pytest.fixture(params=["websocket", "spdy"])
 def streams(request: pytest.FixtureRequest, tenant: Tenant) -> Streams:
-    """kubectl by each protocol that it knows."""
+    """kubectl with each of its streaming protocols."""
     return Streams(tenant, spdy=request.param == "spdy")
 
 
-def test_exec_has_both_directions(streams: Streams, pod: str) -> None:
+def test_exec_streams_stdin_and_stdout(streams: Streams, pod: str) -> None:
     assert streams.run("exec", "-i", pod, "--", "cat", stdin="there and back") == "there and back"
 
 
-def test_cp_carries_bytes(streams: Streams, pod: str, tmp_path: Path) -> None:
+def test_cp_round_trip_preserves_bytes(streams: Streams, pod: str, tmp_path: Path) -> None:
     content = os.urandom(3_000_000)
     (tmp_path / "sent").write_bytes(content)
     streams.run("cp", str(tmp_path / "sent"), f"{pod}:/srv/sent")
@@ -157,8 +157,8 @@ def test_cp_carries_bytes(streams: Streams, pod: str, tmp_path: Path) -> None:
     assert (tmp_path / "fetched").read_bytes() == content
 
 
-def test_attach_reaches_the_program_and_logs_follow_it(streams: Streams, pod: str) -> None:
-    """A line goes in by `attach`, and its answer comes out by `logs -f`."""
+def test_attached_input_is_answered_in_followed_logs(streams: Streams, pod: str) -> None:
+    """`attach` sends a line, and `logs --follow` prints the answer of the program."""
     word = f"hello-{next(_NUMBERS)}"
     with streams.running("logs", "--follow", pod) as (following, _):
         assert following.stdout is not None
@@ -172,8 +172,8 @@ def test_attach_reaches_the_program_and_logs_follow_it(streams: Streams, pod: st
 def test_port_forward_carries_several_connections(streams: Streams, pod: str) -> None:
     with streams.running("port-forward", f"pod/{pod}", f":{PAGE_PORT}") as (forwarding, _):
         assert forwarding.stdout is not None
-        found = re.search(r"127\.0\.0\.1:(\d+) ", forwarding.stdout.readline())
-        assert found is not None
+        match = re.search(r"127\.0\.0\.1:(\d+) ", forwarding.stdout.readline())
+        assert match is not None
         for _ in range(3):
-            with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/", timeout=_SECONDS) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{match[1]}/", timeout=_SECONDS) as answer:
                 assert answer.read() == b"served\n"

@@ -20,8 +20,8 @@ _KINDS = (
 
 
 @pytest.mark.parametrize("plural", _KINDS)
-def test_kubectl_knows_the_kinds(installation: None, kubectl: Kubectl, plural: str) -> None:
-    """The five kinds are served, and `kubectl explain` documents their fields."""
+def test_kind_is_served_and_explained(installation: None, kubectl: Kubectl, plural: str) -> None:
+    """`kubectl explain` documents the fields of each of the five kinds."""
     resource = f"{plural}.controlplane.kplane.dev"
     kubectl("wait", "--for=condition=Established", f"crd/{resource}", "--timeout=120s")
     explained = kubectl("explain", f"{resource}.spec", "--recursive=false")
@@ -31,9 +31,9 @@ def test_kubectl_knows_the_kinds(installation: None, kubectl: Kubectl, plural: s
 
 
 @pytest.mark.parametrize(("short", "kind"), [("cp", "ControlPlane"), ("cpclass", "ControlPlaneClass")])
-def test_kinds_have_short_names(installation: None, kubectl: Kubectl, short: str, kind: str) -> None:
+def test_kind_is_listed_by_its_short_name(installation: None, kubectl: Kubectl, short: str, kind: str) -> None:
     """`kubectl get cp` is short for `kubectl get controlplanes`."""
-    assert {found["kind"] for found in kubectl.items(short)} <= {kind}
+    assert {obj["kind"] for obj in kubectl.items(short)} <= {kind}
 
 
 @pytest.mark.k8s_needs("pods")
@@ -42,15 +42,16 @@ def test_helm_test_passes(installation: None, helm: Helm) -> None:
     assert "Succeeded" in helm("test", RELEASE, "--timeout=300s", timeout_seconds=360)
 
 
-def test_both_operators_are_at_work_together(tenants: tuple[Tenant, Tenant], session_platform: Platform) -> None:
-    """A ControlPlane alone makes one operator run an API server, and the other its controllers."""
+def test_control_plane_gets_api_server_and_controllers(
+    tenants: tuple[Tenant, Tenant], session_platform: Platform
+) -> None:
+    """A ControlPlane is enough: controlplane-operator runs an API server, and mcm its controllers."""
     for tenant in tenants:
         assert session_platform.resolves(tenant.name)["ready"] is True
         tenant.wait_account("default")
 
 
-def test_a_cluster_with_control_planes_is_not_taken_for_tests(tenants: tuple[Tenant, Tenant], kubectl: Kubectl) -> None:
-    """The suite refuses a cluster with control planes."""
+def test_suite_refuses_cluster_with_control_planes(tenants: tuple[Tenant, Tenant], kubectl: Kubectl) -> None:
     with pytest.raises(AssertionError, match=f"it has control planes: .*{tenants[0].name}.* use another cluster"):
         require_unused(kubectl)
 
@@ -59,10 +60,9 @@ def test_a_cluster_with_control_planes_is_not_taken_for_tests(tenants: tuple[Ten
 @pytest.mark.parametrize(
     ("kind", "name", "port"), [("deployment", "kplane-operator", 8080), ("statefulset", "kplane-mcm", 8081)]
 )
-def test_operators_are_available_and_say_so(
+def test_operators_are_rolled_out_and_answer_readyz(
     installation: None, kubectl: Kubectl, kind: str, name: str, port: int
 ) -> None:
-    """Both operators are rolled out, and /readyz answers."""
     kubectl("rollout", "status", f"{kind}/{name}", "-n", NAMESPACE, "--timeout=120s")
     selector = kubectl.get(kind, name, "-n", NAMESPACE)["spec"]["selector"]["matchLabels"]
     labels = ",".join(f"{key}={value}" for key, value in selector.items())
@@ -72,8 +72,7 @@ def test_operators_are_available_and_say_so(
 
 
 @pytest.mark.k8s_needs("pods")
-def test_helm_says_deployed(installation: None, helm: Helm) -> None:
-    """`helm status` reports the release as deployed."""
-    found = helm.status()
-    assert found is not None
-    assert found["status"] == "deployed"
+def test_helm_reports_release_as_deployed(installation: None, helm: Helm) -> None:
+    status = helm.status()
+    assert status is not None
+    assert status["status"] == "deployed"

@@ -14,7 +14,7 @@ from e2e.waiting import eventually
 from e2e.writer import writing
 
 _SECONDS: Final = 240.0
-"""For a move, on a busy machine."""
+"""Time limit of a move, on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def platform(gateway_platform: Platform) -> Platform:
 def mover(platform: Platform) -> Tenant:
     """A virtual control plane with controllers, and a Deployment of one Pod."""
     name = platform.name("mover")
-    # Such a window does not end before the move back.
+    # A rollback window of an hour does not end before the move back.
     platform.create("ControlPlane", name, deletionPolicy="Destroy", migration={"plan": True, "rollbackWindow": "1h"})
     platform.create("ControlPlaneRegistration", name, controlPlaneRef={"name": name}, services=["Controllers"])
     platform.becomes_ready("ControlPlane", name)
@@ -65,23 +65,23 @@ def _move(platform: Platform, tenant: Tenant, *, to: str, replicas: int) -> Obje
     return moved
 
 
-def test_a_control_plane_moves_and_returns_under_its_address(platform: Platform, mover: Tenant) -> None:
-    """One kubeconfig is good before, during and after both moves. A writer that never retries sees no error."""
+def test_control_plane_moves_and_returns_without_client_errors(platform: Platform, mover: Tenant) -> None:
+    """The kubeconfig is valid before, during and after both moves. A writer that never retries gets no error."""
     platform.patch("ControlPlane", mover.name, {"spec": {"mode": "Dedicated"}})
-    planned = _wait_migration(platform, mover.name, "with a plan", lambda found: "plan" in found)
-    assert planned["migration"]["plan"].get("blockers", []) == []
-    assert planned["home"]["mode"] == "Virtual"
+    plan_status = _wait_migration(platform, mover.name, "with a plan", lambda found: "plan" in found)
+    assert plan_status["migration"]["plan"].get("blockers", []) == []
+    assert plan_status["home"]["mode"] == "Virtual"
 
     with writing(mover) as written:
-        there = _move(platform, mover, to="Dedicated", replicas=3)
-        back = _move(platform, mover, to="Virtual", replicas=2)
+        dedicated_status = _move(platform, mover, to="Dedicated", replicas=3)
+        virtual_status = _move(platform, mover, to="Virtual", replicas=2)
     assert set(written) <= mover.kubectl.names("configmaps", "-n", "default")
-    assert there["migration"]["step"] == back["migration"]["step"] == "Retaining"
-    assert back["migration"]["returns"]
+    assert dedicated_status["migration"]["step"] == virtual_status["migration"]["step"] == "Retaining"
+    assert virtual_status["migration"]["returns"]
 
 
-def test_a_dedicated_control_plane_moves_to_another_volume(platform: Platform) -> None:
-    """Its etcd begins on a larger one, with the data, and the former one is deleted."""
+def test_dedicated_control_plane_moves_to_larger_volume(platform: Platform) -> None:
+    """An etcd with the data starts on a larger volume, and the former volume is deleted."""
     name = platform.name("grower")
     platform.create("ControlPlane", name, mode="Dedicated", endpointPolicy="Gateway", deletionPolicy="Destroy")
     platform.becomes_ready("ControlPlane", name)
@@ -92,7 +92,7 @@ def test_a_dedicated_control_plane_moves_to_another_volume(platform: Platform) -
         moved = _wait_migration(platform, name, "on its new volume", lambda found: found.get("step") == "Completed")
     assert moved["home"]["volume"] == {"size": "2Gi"}
     assert set(written) <= tenant.kubectl.names("configmaps", "-n", "default")
-    # There are none where etcd is a process.
+    # An etcd that runs as a process has no PersistentVolumeClaims.
     sizes: set[str] = eventually(
         f"volumes of {name}",
         lambda: {

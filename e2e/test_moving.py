@@ -11,7 +11,7 @@ from e2e.waiting import eventually
 
 @pytest.fixture
 def pair(platform: Platform, unregistered: str) -> tuple[Tenant, Tenant]:
-    """A virtual control plane and a dedicated one."""
+    """A virtual and a dedicated control plane."""
     names = {mode: platform.name(mode.lower()) for mode in ("Virtual", "Dedicated")}
     for mode, name in names.items():
         platform.create("ControlPlane", name, classRef={"name": unregistered}, mode=mode)
@@ -24,8 +24,8 @@ def pair(platform: Platform, unregistered: str) -> tuple[Tenant, Tenant]:
     "dedicated (with its own etcd)",
     "moves the controllers: they end at the old one before they start at the new one",
 )
-def test_the_controllers_follow_the_registration(platform: Platform, pair: tuple[Tenant, Tenant]) -> None:
-    """One edit of `spec.controlPlaneRef` ends the controllers at the old control plane, then starts them at the new."""
+def test_controllers_follow_change_of_control_plane_ref(platform: Platform, pair: tuple[Tenant, Tenant]) -> None:
+    """The controllers end at the old control plane, and start at the new control plane."""
     virtual, dedicated = pair
     name = platform.name("moved")
     platform.create("ControlPlaneRegistration", name, controlPlaneRef={"name": virtual.name}, services=["Controllers"])
@@ -38,24 +38,24 @@ def test_the_controllers_follow_the_registration(platform: Platform, pair: tuple
     after = platform.resolves(name, control_plane=dedicated.name)
     assert after["resolvedEndpoint"] != before["resolvedEndpoint"]
     dedicated.wait_pods("web")
-    # They never run at both.
+    # The controllers no longer run at the old control plane.
     virtual.unattended("after-the-move")
     # Both control planes still serve their data.
     assert len(virtual.pods("web")) == len(dedicated.pods("web")) == 2
 
 
-def test_without_a_gateway_no_data_move(acme: Tenant, session_platform: Platform) -> None:
-    """No request could wait anywhere. So a change of `spec.mode` changes nothing, and the condition says why."""
+def test_mode_change_without_gateway_is_blocked(acme: Tenant, session_platform: Platform) -> None:
+    """Without a gateway, no program can hold requests during a move. Condition Migrating has the reason."""
     platform = session_platform
 
     def migrating(mode: str, reason: str) -> str:
         platform.patch("ControlPlane", acme.name, {"spec": {"mode": mode}})
-        found = eventually(
+        migrating_condition = eventually(
             f"{acme.name} {reason}",
             lambda: condition(platform.find("ControlPlane", acme.name), "Migrating"),
             lambda found: found.get("reason") == reason,
         )
-        return str(found["message"])
+        return str(migrating_condition["message"])
 
     assert "has no gateway" in migrating("Dedicated", "MigrationBlocked")
     assert platform.becomes_ready("ControlPlane", acme.name)["home"]["mode"] == "Virtual"

@@ -1,7 +1,8 @@
-"""Which packets arrive: the NetworkPolicies of kplane, on a cluster that enforces them.
+"""Connections that kplane's NetworkPolicies allow, on a cluster that enforces NetworkPolicies.
 
-They bound no traffic between a pod and its own node: this is Kubernetes' rule. So what kubelets and the management API
-are sent is seen on a cluster of several nodes only. That tenants do not reach them is shown by test_egress.py.
+By Kubernetes' rules, a NetworkPolicy does not restrict traffic between a pod and its own node. So only a cluster of
+several nodes shows the policies for kubelets and the management API. test_egress.py shows that
+tenants reach no kubelet.
 """
 
 from __future__ import annotations
@@ -29,25 +30,25 @@ _ETCD_METRICS: Final = 2381
 @pytest.fixture(scope="module")
 def bystanders(installation: None, kubectl: Kubectl, module_platform: Platform) -> Iterator[Bystanders]:
     """Two pods beside kplane, on a cluster that enforces NetworkPolicies."""
-    made = Bystanders(kubectl, module_platform.name("bystanders"))
+    pods = Bystanders(kubectl, module_platform.name("bystanders"))
     try:
-        made.create()
-        if not made.policies_are_enforced():
+        pods.create()
+        if not pods.policies_are_enforced():
             reason = "this cluster does not enforce NetworkPolicies: a pod that one closes was reached"
             if os.environ.get("E2E_POLICIES") == "enforced":
                 pytest.fail(reason)
             pytest.skip(reason)
-        yield made
+        yield pods
     finally:
-        made.delete()
+        pods.delete()
 
 
 @pytest.fixture(scope="module")
 def dedicated(bystanders: Bystanders, module_platform: Platform) -> Tenant:
-    """A dedicated control plane, whose class allows one port of a bystander."""
+    """A dedicated control plane, whose class allows a single port of a bystander."""
     name = module_platform.name("own")
-    allowed = [{"cidr": f"{bystanders.address}/32", "ports": [_ALLOWED_PORT]}]
-    module_platform.create("ControlPlaneClass", name, deletionPolicy="Destroy", allowedDestinations=allowed)
+    destinations = [{"cidr": f"{bystanders.address}/32", "ports": [_ALLOWED_PORT]}]
+    module_platform.create("ControlPlaneClass", name, deletionPolicy="Destroy", allowedDestinations=destinations)
     module_platform.create("ControlPlane", name, classRef={"name": name}, mode="Dedicated")
     module_platform.becomes_ready("ControlPlane", name)
     return module_platform.tenant(name)
@@ -71,16 +72,16 @@ def _metrics_of_dns(kubectl: Kubectl) -> dict[str, str]:
 
 
 def _other_nodes(kubectl: Kubectl, *, of: Object) -> dict[str, str]:
-    """Kubelets and the management API on the nodes where the pod does not run."""
-    found = {}
+    """Return targets for kubelets and the management API on all nodes except the node of the pod."""
+    targets = {}
     for node in kubectl.items("nodes"):
         name, addresses = node["metadata"]["name"], node["status"]["addresses"]
-        address = next(each["address"] for each in addresses if each["type"] == "InternalIP")
+        address = next(entry["address"] for entry in addresses if entry["type"] == "InternalIP")
         if name != of["spec"]["nodeName"]:
-            found[f"kubelet of {name}"] = f"tcp/{address}/10250"
+            targets[f"kubelet of {name}"] = f"tcp/{address}/10250"
             if "node-role.kubernetes.io/control-plane" in node["metadata"]["labels"]:
-                found["management API"] = f"tcp/{address}/6443"
-    return found
+                targets["management API"] = f"tcp/{address}/6443"
+    return targets
 
 
 def _shared_etcd(kubectl: Kubectl) -> dict[str, str]:
@@ -98,7 +99,7 @@ def _dedicated_pods(kubectl: Kubectl, tenant: Tenant) -> tuple[Object, Object, O
 
 
 def _all_reached(kubectl: Kubectl, targets: Mapping[str, str], *, but: set[str]) -> None:
-    """Check that the targets are there, for those who may reach them: the operator connects to whatever it will."""
+    """Check that the targets except `but` answer the operator, which may connect to any address."""
 
     def reached() -> set[str]:
         return reached_from(kubectl, targets, of="deployment/kplane-operator", namespace=NAMESPACE)
@@ -106,10 +107,10 @@ def _all_reached(kubectl: Kubectl, targets: Mapping[str, str], *, but: set[str])
     eventually("an answer of each target", reached, lambda found: found == set(targets) - but)
 
 
-def test_packets_of_a_tenant_arrive_at_etcd_and_dns_only(
+def test_tenant_api_server_reaches_only_shared_etcd_and_dns(
     bystanders: Bystanders, kubectl: Kubectl, acme: Tenant, globex: Tenant
 ) -> None:
-    """A tenant's API server that was broken into reaches the client port of the shared etcd, and the pods of DNS."""
+    """Even a compromised API server reaches only the client port of the shared etcd, and the pods of DNS."""
     own = pod_of(kubectl, "kube-apiserver", namespace=_namespace(acme))
     neighbour = pod_of(kubectl, "kube-apiserver", namespace=_namespace(globex))
     targets = {
@@ -121,14 +122,14 @@ def test_packets_of_a_tenant_arrive_at_etcd_and_dns_only(
         "another tenant": _tcp(neighbour, 6443),
     }
     _all_reached(kubectl, targets, but={"its peers", "its metrics"})
-    found = reached_beside(kubectl, {**targets, **_METADATA}, pod=own)
-    assert found == {"shared etcd", *_dns(kubectl)}
+    reached_names = reached_beside(kubectl, {**targets, **_METADATA}, pod=own)
+    assert reached_names == {"shared etcd", *_dns(kubectl)}
 
 
-def test_packets_of_a_dedicated_control_plane_arrive_where_its_class_allows(
+def test_dedicated_pods_reach_only_own_and_allowed_targets(
     bystanders: Bystanders, kubectl: Kubectl, dedicated: Tenant, acme: Tenant
 ) -> None:
-    """Its API server reaches its own etcd and its proxy, the proxy what the class allows, and its etcd nothing."""
+    """The API server reaches its etcd and proxy, the proxy allowed destinations, and etcd only itself."""
     api_server, etcd, proxy = _dedicated_pods(kubectl, dedicated)
     [egress] = proxy["spec"]["containers"][0]["ports"]
     targets = {
@@ -149,14 +150,14 @@ def test_packets_of_a_dedicated_control_plane_arrive_where_its_class_allows(
 
 
 def _reached_of(kubectl: Kubectl, targets: Mapping[str, str], pod: Object) -> set[str]:
-    """Connect from a tenant's pod. To itself it always gets."""
+    """Connect from a tenant's pod. A pod always reaches itself."""
     return reached_beside(kubectl, {**targets, **_other_nodes(kubectl, of=pod), **_METADATA}, pod=pod)
 
 
-def test_packets_of_others_arrive_at_api_servers_only(
+def test_bystanders_and_mcm_reach_only_tenant_api_servers(
     bystanders: Bystanders, kubectl: Kubectl, dedicated: Tenant, acme: Tenant
 ) -> None:
-    """Other pods, and mcm, reach tenants' API servers; no etcd, no proxy, no metrics."""
+    """Bystanders and mcm reach no etcd and no egress proxy. Bystanders reach no metrics."""
     api_server, etcd, proxy = _dedicated_pods(kubectl, dedicated)
     [egress] = proxy["spec"]["containers"][0]["ports"]
     [operator] = kubectl.items("pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=operator")
@@ -175,5 +176,5 @@ def test_packets_of_others_arrive_at_api_servers_only(
         "metrics of mcm": _tcp(mcm, 8081),
     }
     assert bystanders.reach({**tenants, **etcds, **metrics}) == set(tenants)
-    found = reached_from(kubectl, {**tenants, **etcds}, of="statefulset/kplane-mcm", namespace=NAMESPACE)
-    assert found == set(tenants)
+    reached_names = reached_from(kubectl, {**tenants, **etcds}, of="statefulset/kplane-mcm", namespace=NAMESPACE)
+    assert reached_names == set(tenants)

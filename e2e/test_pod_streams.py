@@ -22,7 +22,7 @@ _SERVICE_PORT: Final = 80
 _PROGRAM: Final = f"""
 cd /srv && echo served > index.html && exec python3 -u -m http.server {PAGE_PORT} 2>&1
 """
-"""It serves a page, and logs each request."""
+"""Serves a page, and logs each request."""
 
 
 @pytest.fixture(scope="module")
@@ -51,22 +51,22 @@ def _service() -> Object:
     [(f"--port={PAGE_PORT}",), (f"--port={_SERVICE_PORT}", f"--service={_NAME}")],
     ids=["pod", "service"],
 )
-def test_the_example_follows_a_log_runs_a_command_and_asks_a_port(
-    kubectl: Kubectl, pod: str, options: Sequence[str]
-) -> None:
+def test_example_streams_log_command_and_port_forward(kubectl: Kubectl, pod: str, options: Sequence[str]) -> None:
     command = [sys.executable, "examples/pods.py", pod, *options]
     command += ["--context", kubectl.context] if kubectl.context is not None else []
     environment = os.environ | {"KUBECONFIG": str(kubectl.kubeconfig)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    # A connection that cannot be forwarded would be a warning.
-    assert done.stderr == ""
-    printed = done.stdout.splitlines()
-    assert [line for line in printed if not line.startswith("log: ")] == [
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    # A connection that cannot be forwarded would print a warning.
+    assert result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert [line for line in lines if not line.startswith("log: ")] == [
         "stdout: there and back",
         "stderr: complaint",
         "exit code: 3",
         *["answer: 200 served"] * 3,
     ]
-    (*_, last) = (line for line in printed if line.startswith("log: "))
+    (*_, last) = (line for line in lines if line.startswith("log: "))
     assert re.search(r'"GET /\?[0-9a-f]{8} HTTP/1\.1" 200', last)

@@ -38,8 +38,8 @@ def _namespace(tenant: Tenant) -> str:
     return f"kplane-cp-{tenant.name}"
 
 
-def test_pods_have_no_rights_that_they_do_not_need(kubectl: Kubectl, tenant: Tenant) -> None:
-    """The namespace enforces the standard `restricted`, and its Pods have no token of the management cluster."""
+def test_pods_meet_restricted_standard_and_have_no_token(kubectl: Kubectl, tenant: Tenant) -> None:
+    """The Pods have no token of the management cluster, no host network, and no volumes of the host."""
     namespace = kubectl.get("namespace", _namespace(tenant))
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
     pods = kubectl.items("pods", "-n", _namespace(tenant))
@@ -61,36 +61,35 @@ def test_pods_have_no_rights_that_they_do_not_need(kubectl: Kubectl, tenant: Ten
             assert "PRIVATE KEY" not in str(container)
 
 
-def test_each_program_has_what_keeps_it_safe(kubectl: Kubectl, tenant: Tenant) -> None:
-    """Each program has a NetworkPolicy and a PodDisruptionBudget, so a drain takes one Pod at a time."""
-    where = ("-n", _namespace(tenant))
-    programs = kubectl.names("deployments,statefulsets", *where)
+def test_each_program_has_network_policy_and_disruption_budget(kubectl: Kubectl, tenant: Tenant) -> None:
+    """With a PodDisruptionBudget, a drain evicts a single Pod at a time."""
+    flags = ("-n", _namespace(tenant))
+    programs = kubectl.names("deployments,statefulsets", *flags)
     assert "kube-apiserver" in programs
-    assert kubectl.names("networkpolicies", *where) == programs
-    assert kubectl.names("poddisruptionbudgets", *where) == programs
-    assert kubectl.names("services", *where) == programs
-    for found in kubectl.items("deployments,statefulsets,services,networkpolicies", *where):
-        assert found["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "kplane"
+    assert kubectl.names("networkpolicies", *flags) == programs
+    assert kubectl.names("poddisruptionbudgets", *flags) == programs
+    assert kubectl.names("services", *flags) == programs
+    for obj in kubectl.items("deployments,statefulsets,services,networkpolicies", *flags):
+        assert obj["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "kplane"
 
 
-def test_etcd_keeps_its_data_on_a_volume(kubectl: Kubectl, dedicated: Tenant) -> None:
-    """The data of a dedicated control plane are on a bound PersistentVolumeClaim."""
+def test_dedicated_etcd_stores_data_on_bound_claim(kubectl: Kubectl, dedicated: Tenant) -> None:
     [claim] = kubectl.items("persistentvolumeclaims", "-n", _namespace(dedicated))
     assert claim["metadata"]["name"] == "data-etcd-0"
     assert claim["status"]["phase"] == "Bound"
 
 
 def _namespaced(kubectl: Kubectl, *, but: str) -> set[tuple[str, str, str]]:
-    """List the objects of all namespaces but one."""
+    """Return kind, namespace and name of the objects in all namespaces except `but`."""
     printed = kubectl("api-resources", "--namespaced", "--verbs=list", "--output=name")
     resources = sorted(set(printed.split()) - _PASSING)
-    found = kubectl.items(",".join(resources), "--all-namespaces")
-    keys = {(each["kind"], each["metadata"]["namespace"], each["metadata"]["name"]) for each in found}
+    objects = kubectl.items(",".join(resources), "--all-namespaces")
+    keys = {(obj["kind"], obj["metadata"]["namespace"], obj["metadata"]["name"]) for obj in objects}
     return {key for key in keys if key[1] != but}
 
 
-def test_nothing_is_made_outside_of_its_namespace(platform: Platform) -> None:
-    """All objects of a control plane are in one namespace, and its deletion removes them."""
+def test_control_plane_creates_objects_only_in_its_namespace(platform: Platform) -> None:
+    """The deletion of the control plane removes the namespace and the volumes."""
     name = platform.name("bounded")
     before = _namespaced(platform.kubectl, but=f"kplane-cp-{name}")
     platform.create("ControlPlane", name, mode="Dedicated", deletionPolicy="Destroy")
@@ -100,16 +99,18 @@ def test_nothing_is_made_outside_of_its_namespace(platform: Platform) -> None:
     assert platform.kubectl.find("namespace", f"kplane-cp-{name}") is None
     volumes = platform.kubectl.items("persistentvolumes")
     claims = {
-        each["spec"].get("claimRef", {}).get("namespace") for each in volumes if each["status"]["phase"] == "Bound"
+        volume["spec"].get("claimRef", {}).get("namespace")
+        for volume in volumes
+        if volume["status"]["phase"] == "Bound"
     }
     assert f"kplane-cp-{name}" not in claims
 
 
 @contextmanager
 def _asking(tenant: Tenant) -> Iterator[list[str]]:
-    """Ask the tenant's API server again and again, each time on a new connection, and yield the errors.
+    """Send requests to the tenant's API server continuously, each on a new connection, and yield the errors.
 
-    No answer within 20 s counts as an outage, even on a busy machine. Only the rollout may take long.
+    A request without an answer within 20 s counts as an outage, even on a busy machine. Only the rollout may take long.
     """
     errors: list[str] = []
     answers, end = 0, threading.Event()
@@ -124,8 +125,8 @@ def _asking(tenant: Tenant) -> Iterator[list[str]]:
             except KubectlFailed as error:
                 errors.append(str(error))
 
-    asking = threading.Thread(target=ask)
-    asking.start()
+    thread = threading.Thread(target=ask)
+    thread.start()
     try:
         eventually("an answer", lambda: errors or answers)
         before = answers
@@ -133,17 +134,17 @@ def _asking(tenant: Tenant) -> Iterator[list[str]]:
         during = answers - before
     finally:
         end.set()
-        asking.join()
+        thread.join()
     assert errors or during > 0, "nothing was answered meanwhile"
 
 
-def test_an_api_server_is_replaced_without_an_outage(kubectl: Kubectl, tenant: Tenant) -> None:
-    """During `kubectl rollout restart` the new Pod serves before the old one ends, and no request fails."""
+def test_rollout_restart_of_api_server_fails_no_request(kubectl: Kubectl, tenant: Tenant) -> None:
+    """The new Pod serves before the old Pod ends."""
     tenant.keep("before", "the rollout")
-    where = ("deployment/kube-apiserver", "-n", _namespace(tenant))
+    deployment = ("deployment/kube-apiserver", "-n", _namespace(tenant))
     with _asking(tenant) as errors:
-        kubectl("rollout", "restart", *where)
-        kubectl("rollout", "status", *where, "--timeout=300s", timeout_seconds=310)
+        kubectl("rollout", "restart", *deployment)
+        kubectl("rollout", "status", *deployment, "--timeout=300s", timeout_seconds=310)
         eventually("one Pod", lambda: kubectl.names("pods", *_api_servers(tenant)), lambda pods: len(pods) == 1)
     assert errors == []
     assert tenant.kept("before") == "the rollout"
@@ -157,16 +158,16 @@ def _identities(pods: list[Object]) -> set[str]:
     return {pod["metadata"]["uid"] for pod in pods}
 
 
-def test_a_lost_api_server_comes_back(kubectl: Kubectl, acme: Tenant, session_platform: Platform) -> None:
-    """A deleted Pod is replaced. Controllers and tenants continue."""
+def test_deleted_api_server_pod_is_replaced(kubectl: Kubectl, acme: Tenant, session_platform: Platform) -> None:
+    """Controllers continue, and the endpoints in the status stay the same."""
     acme.keep("before", "the loss")
     status = session_platform.get("ControlPlane", acme.name)["status"]
-    former = _identities(kubectl.items("pods", *_api_servers(acme)))
+    former_uids = _identities(kubectl.items("pods", *_api_servers(acme)))
     kubectl("delete", "pods", *_api_servers(acme), "--grace-period=0", "--force")
     eventually(
         "another Pod",
         lambda: _identities(kubectl.items("pods", *_api_servers(acme))),
-        lambda found: bool(found) and not found & former,
+        lambda found: bool(found) and not found & former_uids,
     )
     # The container answers a little longer than its Pod exists, if the Pod was deleted by force.
     kubectl("wait", "pods", *_api_servers(acme), "--for=condition=Ready", "--timeout=120s", timeout_seconds=130)
@@ -178,25 +179,25 @@ def test_a_lost_api_server_comes_back(kubectl: Kubectl, acme: Tenant, session_pl
     acme.add_namespace("after-the-loss")
 
 
-def test_data_survive_the_loss_of_an_etcd(kubectl: Kubectl, dedicated: Tenant) -> None:
+def test_data_survive_deletion_of_etcd_pod(kubectl: Kubectl, dedicated: Tenant) -> None:
     """A deleted Pod of etcd is replaced on the same volume."""
     dedicated.keep("before", "the loss")
-    where = ("-n", _namespace(dedicated))
-    former = kubectl.get("pod", "etcd-0", *where)["metadata"]["uid"]
-    kubectl("delete", "pod", "etcd-0", *where, "--wait=false")
+    flags = ("-n", _namespace(dedicated))
+    former_uid = kubectl.get("pod", "etcd-0", *flags)["metadata"]["uid"]
+    kubectl("delete", "pod", "etcd-0", *flags, "--wait=false")
     eventually(
         "another etcd",
-        lambda: kubectl.find("pod", "etcd-0", *where),
-        lambda pod: pod is not None and pod["metadata"]["uid"] != former,
+        lambda: kubectl.find("pod", "etcd-0", *flags),
+        lambda pod: pod is not None and pod["metadata"]["uid"] != former_uid,
         timeout_seconds=180,
     )
-    kubectl("wait", "pod/etcd-0", *where, "--for=condition=Ready", "--timeout=180s", timeout_seconds=190)
+    kubectl("wait", "pod/etcd-0", *flags, "--for=condition=Ready", "--timeout=180s", timeout_seconds=190)
 
     def is_kept_on() -> bool:
-        # The Service has no address until a probe finds the only API server with its etcd.
+        # The Service has no address until the readiness probe of the only API server reaches etcd.
         dedicated.keep("after", "the loss")
         return True
 
-    found = eventually("the data", lambda: dedicated.kept("before"), timeout_seconds=180)
-    assert found == "the loss"
+    value = eventually("the data", lambda: dedicated.kept("before"), timeout_seconds=180)
+    assert value == "the loss"
     eventually("it is written to again", is_kept_on, timeout_seconds=180)

@@ -23,11 +23,11 @@ def alone(module_platform: Platform, unregistered: str) -> Tenant:
 
 
 @pytest.mark.smoke("resolves registrations")
-def test_a_class_registers_its_control_planes(acme: Tenant, session_platform: Platform) -> None:
-    """With `defaultServices` in the class, the operator creates and deletes the registration."""
-    found = session_platform.get("ControlPlaneRegistration", acme.name)
+def test_default_services_of_class_create_registration(acme: Tenant, session_platform: Platform) -> None:
+    """The control plane owns the registration that the operator creates."""
+    registration = session_platform.get("ControlPlaneRegistration", acme.name)
     owner = session_platform.get("ControlPlane", acme.name)
-    assert [each["uid"] for each in found["metadata"]["ownerReferences"]] == [owner["metadata"]["uid"]]
+    assert [reference["uid"] for reference in registration["metadata"]["ownerReferences"]] == [owner["metadata"]["uid"]]
     status = session_platform.resolves(acme.name)
     assert status["services"] == ["Controllers"]
     assert status["resolvedEndpoint"] == owner["status"]["endpoint"]
@@ -36,8 +36,8 @@ def test_a_class_registers_its_control_planes(acme: Tenant, session_platform: Pl
     acme.wait_account("default")
 
 
-def test_a_registration_may_come_before_its_control_plane(platform: Platform, unregistered: str) -> None:
-    """Manifests can be applied in any order: the status names a missing object, and the operator waits for it."""
+def test_registration_waits_for_later_control_plane(platform: Platform, unregistered: str) -> None:
+    """Manifests can be applied in any order. The status names the missing object."""
     name = platform.name("early")
     platform.create("ControlPlaneRegistration", name, controlPlaneRef={"name": name}, services=["Controllers"])
     assert name in platform.becomes("ControlPlaneRegistration", name, "ControlPlaneNotFound")
@@ -47,29 +47,28 @@ def test_a_registration_may_come_before_its_control_plane(platform: Platform, un
     platform.tenant(name).wait_account("default")
 
 
-def test_a_registration_by_hand_starts_the_controllers(platform: Platform, alone: Tenant) -> None:
-    """A Deployment gets Pods after the registration, and not before. Without it the controllers end."""
+def test_registration_starts_controllers_and_deletion_ends_them(platform: Platform, alone: Tenant) -> None:
+    """A Deployment gets Pods only after the registration, and no ReplicaSet after its deletion."""
     alone.unattended("before")
     name = platform.name("by-hand")
     platform.create("ControlPlaneRegistration", name, controlPlaneRef={"name": alone.name}, services=["controllers"])
-    begun = time.monotonic()
+    start = time.monotonic()
     platform.resolves(name, control_plane=alone.name, timeout_seconds=_SECONDS)
     alone.wait_pods("before")
-    assert time.monotonic() - begun < 120
+    assert time.monotonic() - start < 120
 
     platform.delete("ControlPlaneRegistration", name)
     alone.wait_unattended("after")
 
 
-def test_services_are_switched_on_and_off(platform: Platform, alone: Tenant) -> None:
-    """An edit of `spec.services` ends the controllers, and starts them again."""
+def test_edit_of_services_ends_and_restarts_controllers(platform: Platform, alone: Tenant) -> None:
     name = platform.name("switched")
     platform.create("ControlPlaneRegistration", name, controlPlaneRef={"name": alone.name}, services=["Controllers"])
     platform.resolves(name, control_plane=alone.name, timeout_seconds=_SECONDS)
     alone.add_namespace("with-controllers")
 
     platform.patch("ControlPlaneRegistration", name, {"spec": {"services": []}})
-    waiting = alone.wait_unattended("switched-off")
+    deployment = alone.wait_unattended("switched-off")
 
     platform.patch("ControlPlaneRegistration", name, {"spec": {"services": ["Controllers"]}})
-    alone.wait_pods(waiting)
+    alone.wait_pods(deployment)

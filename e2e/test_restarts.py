@@ -11,10 +11,10 @@ from e2e.tenant import Tenant
 _COUNT = 3
 
 
-def test_killed_operators_go_on_where_they_were(
+def test_operators_resume_after_kill_and_keep_tenants(
     platform: Platform, session_platform: Platform, acme: Tenant, k8s: Any
 ) -> None:
-    """New control planes become Ready, existing ones work, and credentials stay valid."""
+    """New control planes become Ready, existing control planes work, and credentials stay valid."""
     operators = Operators.of(k8s, platform.kubectl)
     standard = session_platform.get("ControlPlane", acme.name)["spec"]["classRef"]["name"]
     published = session_platform.kubeconfigs(acme.name)

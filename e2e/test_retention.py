@@ -1,4 +1,4 @@
-"""deletionPolicy Retain keeps the data after the control plane. Only the holder of a token gets them back."""
+"""deletionPolicy Retain keeps the data of a deleted control plane for the holder of the adoption token."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _ADOPTION = "controlplane.kplane.dev/adoption-token"
 
 
 @pytest.mark.parametrize("mode", ["Virtual", "Dedicated"])
-def test_data_are_kept_and_handed_to_who_asks_for_them(platform: Platform, mode: str) -> None:
-    """A deleted control plane comes back with its data by one annotation.
+def test_retained_data_return_only_with_adoption_token(platform: Platform, mode: str) -> None:
+    """An annotation with the token gives the data to a new control plane of the same name.
 
     The name alone gives a message and no data. After Destroy, the data are gone.
     """
@@ -35,19 +35,19 @@ def test_data_are_kept_and_handed_to_who_asks_for_them(platform: Platform, mode:
     token = metadata["annotations"][_ADOPTION]
 
     platform.create("ControlPlane", name, mode=mode, deletionPolicy="Retain")
-    said = platform.becomes("ControlPlane", name, "DataRetained")
-    assert _ADOPT in said
-    assert token not in said
-    # A reader of ControlPlanes or Events knows the uid.
+    message = platform.becomes("ControlPlane", name, "DataRetained")
+    assert _ADOPT in message
+    assert token not in message
+    # The uid is not secret, because each reader of ControlPlanes or Events sees it.
     platform.kubectl("annotate", "controlplane", name, f"{_ADOPT}={uid}")
     eventually("another sentence", lambda: "does not match" in platform.becomes("ControlPlane", name, "DataRetained"))
 
     platform.kubectl("annotate", "--overwrite", "controlplane", name, f"{_ADOPT}={token}")
     platform.becomes_ready("ControlPlane", name)
-    again = platform.tenant(name)
-    assert again.kept("promise") == mode
-    assert "widgets.example.com" in again.kubectl.names("customresourcedefinitions")
-    assert again.kubectl.get("namespace", "kube-system")["metadata"]["uid"] == identity
+    successor = platform.tenant(name)
+    assert successor.kept("promise") == mode
+    assert "widgets.example.com" in successor.kubectl.names("customresourcedefinitions")
+    assert successor.kubectl.get("namespace", "kube-system")["metadata"]["uid"] == identity
     # The former credentials stay revoked.
     tenant.kubectl.refuses("get", "namespaces")
     labels = platform.kubectl.get("namespace", namespace)["metadata"].get("labels", {})

@@ -1,4 +1,4 @@
-"""Runs examples/sharded on the kind cluster: three replicas. One is killed."""
+"""Runs examples/sharded with three replicas on the kind cluster, and kills a replica."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ def test_clusters_move_to_other_replicas_after_a_replica_is_killed(kubectl: Kube
     assert set(replicas.values()) <= pods
     assert len(set(replicas.values())) > 1, "one replica has all clusters"
 
-    killed = next(iter(replicas.values()))
-    kubectl("-n", "sharded", "delete", "pod", killed, "--grace-period=0", "--force")
+    victim = next(iter(replicas.values()))
+    kubectl("-n", "sharded", "delete", "pod", victim, "--grace-period=0", "--force")
     for name in _CLUSTERS:
         kubectl.apply(_greeting(name, "second"))
     _seen_everywhere(kubectl, "second")
-    # By now the kubelet has ended what was killed.
+    # By now the kubelet has ended the containers of the killed Pod.
     for name in _CLUSTERS:
         kubectl.apply(_greeting(name, "third"))
-    assert killed not in _seen_everywhere(kubectl, "third").values()
+    assert victim not in _seen_everywhere(kubectl, "third").values()
 
 
 def _greeting(namespace: str, text: str) -> Mapping[str, Any]:
@@ -75,12 +75,21 @@ def _greeting(namespace: str, text: str) -> Mapping[str, Any]:
 
 
 def _seen_everywhere(kubectl: Kubectl, text: str) -> dict[str, str]:
-    what = f"each ConfigMap to be stamped with {text!r}"
-    return eventually(what, lambda: _replicas(kubectl, text), lambda found: len(found) == len(_CLUSTERS))
+    description = f"each ConfigMap to be stamped with {text!r}"
+    return eventually(description, lambda: _replicas(kubectl, text), lambda found: len(found) == len(_CLUSTERS))
 
 
 def _replicas(kubectl: Kubectl, text: str) -> dict[str, str]:
     """Return the replicas that have seen this text, by namespace."""
-    listed = json.loads(kubectl("get", "configmaps", "-A", "--field-selector=metadata.name=greeting", "-o", "json"))
-    found = ((each["metadata"]["namespace"], each["metadata"].get("annotations", {})) for each in listed["items"])
-    return {name: seen["demo/replica"] for name, seen in found if seen.get("demo/seen") == text}
+    config_maps = json.loads(
+        kubectl("get", "configmaps", "-A", "--field-selector=metadata.name=greeting", "-o", "json")
+    )
+    annotations_by_namespace = (
+        (config_map["metadata"]["namespace"], config_map["metadata"].get("annotations", {}))
+        for config_map in config_maps["items"]
+    )
+    return {
+        name: annotations["demo/replica"]
+        for name, annotations in annotations_by_namespace
+        if annotations.get("demo/seen") == text
+    }

@@ -19,7 +19,7 @@ _PODS = ("-n", NAMESPACE, "-l", "app.kubernetes.io/component=operator")
 
 @pytest.fixture
 def two_operators(kubectl: Kubectl) -> Iterator[None]:
-    """Run a second operator for one test."""
+    """Run a second operator for a test."""
     _scale(kubectl, 2)
     yield
     _scale(kubectl, 1)
@@ -42,13 +42,13 @@ def _holder(kubectl: Kubectl) -> str:
 
 
 @pytest.mark.usefixtures("two_operators")
-def test_a_standby_takes_over(platform: Platform, kubectl: Kubectl) -> None:
-    """The standby takes over after the leader's Pod was deleted without releasing its Lease."""
-    former = eventually("an operator that works", lambda: _holder(kubectl))
-    others = set(kubectl.names("pods", *_PODS)) - {former}
-    kubectl("delete", "pod", former, "-n", NAMESPACE, "--grace-period=0", "--force")
+def test_standby_leads_after_forced_deletion_of_leader(platform: Platform, kubectl: Kubectl) -> None:
+    """The deleted leader does not release its Lease."""
+    former_leader = eventually("an operator that works", lambda: _holder(kubectl))
+    standbys = set(kubectl.names("pods", *_PODS)) - {former_leader}
+    kubectl("delete", "pod", former_leader, "-n", NAMESPACE, "--grace-period=0", "--force")
     name = platform.name("taken-over")
     platform.create("ControlPlane", name, deletionPolicy="Destroy")
     platform.becomes_ready("ControlPlane", name)
     # The former standby leads, not the replacement of the deleted Pod.
-    assert {_holder(kubectl)} == others
+    assert {_holder(kubectl)} == standbys

@@ -14,8 +14,8 @@ from e2e.tenant import Tenant
 pytestmark = [pytest.mark.k8s_needs("pods"), pytest.mark.timeout(900, func_only=True)]
 
 
-def test_a_release_with_control_planes_stays(acme: Tenant, helm: Helm, kubectl: Kubectl) -> None:
-    """Helm refuses to uninstall it, with a sentence. The tenant is served on."""
+def test_helm_refuses_to_uninstall_with_control_planes(acme: Tenant, helm: Helm, kubectl: Kubectl) -> None:
+    """The error names the control planes. The tenant's API server continues to serve."""
     before = kubectl.names("deployments,statefulsets,secrets", "-n", NAMESPACE)
     with pytest.raises(AssertionError, match=rf"there are control planes: .*{acme.name}.* Delete them first"):
         helm("uninstall", RELEASE, "--timeout=200s", timeout_seconds=210)
@@ -28,18 +28,18 @@ def test_a_release_with_control_planes_stays(acme: Tenant, helm: Helm, kubectl: 
     assert status["status"] == "deployed"
 
 
-def test_control_planes_then_release_then_kinds(
+def test_uninstall_in_documented_order_leaves_no_object(
     tenants: tuple[Tenant, Tenant], session_platform: Platform, kubectl: Kubectl, helm: Helm
 ) -> None:
-    """Delete control planes while the operator runs, then the release, then the kinds. No object is left."""
+    """Delete control planes while the operator runs, then the release, then the kinds."""
     dedicated = session_platform.name("last")
     session_platform.create("ControlPlane", dedicated, mode="Dedicated", deletionPolicy="Destroy")
     session_platform.becomes_ready("ControlPlane", dedicated)
 
     wait = ("--all", "--timeout=300s")
     kubectl("delete", f"controlplanes.{GROUP}", *wait, timeout_seconds=310)
-    others = ("controlplaneregistrations", "controlplaneendpoints", "controlplaneclasses", "controlplanesnapshots")
-    for kind in others:
+    kinds = ("controlplaneregistrations", "controlplaneendpoints", "controlplaneclasses", "controlplanesnapshots")
+    for kind in kinds:
         kubectl("delete", f"{kind}.{GROUP}", *wait, timeout_seconds=310)
     helm("uninstall", RELEASE, "--wait", "--timeout=300s", timeout_seconds=310)
     crds = {name for name in kubectl.names("customresourcedefinitions") if name.endswith(f".{GROUP}")}

@@ -22,7 +22,7 @@ _DNS = (
     "networkPolicy.dns[0].podSelector.matchLabels.k8s-app=kube-dns",
     f"networkPolicy.dns[1].ipBlock.cidr={_NETWORK}",
 )
-"""A second network that answers DNS, beside CoreDNS."""
+"""Settings for CoreDNS and a second network with DNS servers."""
 _RECIPIENT = "age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p"
 
 
@@ -33,11 +33,11 @@ def upgraded(helm: Helm) -> Iterator[Helm]:
     helm.install()
 
 
-def test_an_upgrade_without_a_backup_is_not_begun(acme: Tenant, upgraded: Helm, kubectl: Kubectl) -> None:
-    """Helm makes the backup first. If that fails, nothing is changed, and Helm says why."""
+def test_upgrade_does_not_start_if_backup_fails(acme: Tenant, upgraded: Helm, kubectl: Kubectl) -> None:
+    """Helm makes the backup first. If the backup fails, Helm reports the reason and leaves the operator unchanged."""
     upgraded.install()
-    completed = kubectl.items("events", "-n", NAMESPACE, "--field-selector=involvedObject.name=kplane-before-upgrade")
-    assert "Completed" in {event["reason"] for event in completed}
+    events = kubectl.items("events", "-n", NAMESPACE, "--field-selector=involvedObject.name=kplane-before-upgrade")
+    assert "Completed" in {event["reason"] for event in events}
 
     acme.keep("before", "the backup")
     secret = {"access-key-id": "a", "secret-access-key": "b"}
@@ -46,8 +46,8 @@ def test_an_upgrade_without_a_backup_is_not_begun(acme: Tenant, upgraded: Helm, 
     args = kubectl.get("deployment", "kplane-operator", "-n", NAMESPACE)["spec"]["template"]["spec"]["containers"][0][
         "args"
     ]
-    nowhere = ["url=s3://nowhere/kplane", "endpoint=https://127.0.0.1:1", "region=a", "credentialsSecret=nowhere"]
-    settings = [f"etcd.backup.bucket.{each}" for each in nowhere]
+    bucket = ["url=s3://nowhere/kplane", "endpoint=https://127.0.0.1:1", "region=a", "credentialsSecret=nowhere"]
+    settings = [f"etcd.backup.bucket.{setting}" for setting in bucket]
     with pytest.raises(AssertionError, match=r"failed to save a backup: [\s\S]*So the upgrade was not begun"):
         upgraded.install(f"etcd.backup.recipients={{{_RECIPIENT}}}", "operator.logLevel=ERROR", *settings)
     after = kubectl.get("deployment", "kplane-operator", "-n", NAMESPACE)["spec"]["template"]["spec"]["containers"][0][
@@ -58,10 +58,10 @@ def test_an_upgrade_without_a_backup_is_not_begun(acme: Tenant, upgraded: Helm, 
     assert acme.kept("before") == "the backup"
 
 
-def test_changed_values_keep_the_tenants(
+def test_upgrade_with_changed_values_keeps_tenants(
     platform: Platform, session_platform: Platform, acme: Tenant, upgraded: Helm
 ) -> None:
-    """`helm upgrade` replaces the operators. Tenants are served meanwhile, and get the new settings."""
+    """`helm upgrade` replaces the operators. Tenants keep data and kubeconfigs, and get the new settings."""
     acme.keep("before", "the upgrade")
     published = session_platform.kubeconfigs(acme.name)
     operators = Operators(platform.kubectl, None)

@@ -9,8 +9,8 @@ from e2e.waiting import eventually
 
 
 @pytest.mark.smoke("an unmodified kube-controller-manager works for it")
-def test_a_deployment_gets_its_replicas(acme: Tenant) -> None:
-    """A Deployment gets a ReplicaSet and Pods, scales, and its deletion removes both."""
+def test_deployment_creates_scales_and_deletes_pods(acme: Tenant) -> None:
+    """The deletion of the Deployment also removes its ReplicaSet."""
     acme.add_namespace("shop")
     acme.deploy("web", namespace="shop", replicas=3)
     acme.wait_pods("web", namespace="shop", replicas=3)
@@ -26,8 +26,8 @@ def test_a_deployment_gets_its_replicas(acme: Tenant) -> None:
     eventually("ReplicaSet collected", lambda: not acme.kubectl.names("replicasets", "-n", "shop"))
 
 
-def test_a_namespace_has_what_every_namespace_has(acme: Tenant) -> None:
-    """Controllers create and restore ServiceAccount `default` and the root CA."""
+def test_namespace_gets_service_account_and_root_ca(acme: Tenant) -> None:
+    """Controllers restore the ConfigMap of the root CA after its deletion."""
     acme.add_namespace("complete")
 
     def root_ca() -> str:
@@ -38,8 +38,7 @@ def test_a_namespace_has_what_every_namespace_has(acme: Tenant) -> None:
     eventually("ConfigMap kube-root-ca.crt again", root_ca)
 
 
-def test_a_namespace_ends_with_all_that_is_in_it(acme: Tenant) -> None:
-    """`kubectl delete namespace` finishes, also with workloads in the namespace."""
+def test_namespace_with_workloads_is_deleted_completely(acme: Tenant) -> None:
     acme.add_namespace("temporary")
     acme.deploy("web", namespace="temporary", replicas=2)
     acme.wait_pods("web", namespace="temporary", replicas=2)
@@ -48,8 +47,7 @@ def test_a_namespace_ends_with_all_that_is_in_it(acme: Tenant) -> None:
     assert acme.kubectl.names("deployments", "-n", "temporary") == set()
 
 
-def test_a_job_and_a_stateful_set_get_their_pods(acme: Tenant) -> None:
-    """Jobs and StatefulSets get their Pods too."""
+def test_job_and_stateful_set_get_pods(acme: Tenant) -> None:
     acme.add_namespace("others")
     acme.kubectl("create", "job", "once", "--image=job:1", "-n", "others")
     labels = {"app": "db"}

@@ -1,6 +1,6 @@
-// Runs a manager of sigs.k8s.io/multicluster-runtime, controlled as benchmarks/provider_worker.py is.
+// Runs a manager of sigs.k8s.io/multicluster-runtime, controlled like benchmarks/provider_worker.py.
 //
-// Each cluster has a connection of its own, as real ones have. Requests of clients are not limited.
+// Each cluster has its own connection, as in a real fleet. The clients have no rate limit.
 package main
 
 import (
@@ -65,7 +65,7 @@ type question struct {
 	Requests int      `json:"requests"`
 }
 
-// meter counts reconciles, and does nothing else. Those of a flood take a millisecond each, and do not count.
+// meter counts reconciles. Flood requests take a millisecond each, and are not counted.
 type meter struct {
 	manager mcmanager.Manager
 
@@ -112,7 +112,7 @@ func (m *meter) Reconcile(ctx context.Context, request mcreconcile.Request) (ctr
 	return ctrl.Result{}, err
 }
 
-// read asks the API server of the gated cluster for the object, and notes when it answered.
+// read gets the object from the API server of the gated cluster, and records the time of the response.
 func (m *meter) read(ctx context.Context, request mcreconcile.Request) error {
 	found, err := m.manager.GetCluster(ctx, request.ClusterName)
 	if err == nil {
@@ -153,7 +153,7 @@ func memory() int {
 	panic("/proc/self/status has no VmRSS")
 }
 
-// alone returns a configuration whose clients share no connection with those of others.
+// alone returns a configuration whose clients share no connection with other clients.
 func alone(config *rest.Config) *rest.Config {
 	made := rest.CopyConfig(config)
 	made.QPS = -1
@@ -161,7 +161,7 @@ func alone(config *rest.Config) *rest.Config {
 	return made
 }
 
-// flood is a source of requests that the program itself makes.
+// flood is a source of requests that the program creates.
 type flood struct {
 	queue chan workqueue.TypedRateLimitingInterface[mcreconcile.Request]
 }
@@ -260,7 +260,7 @@ func answerAll(
 		answer := map[string]any{}
 		switch asked.Do {
 		case "engage":
-			// Not awaited: the provider takes them one after the other.
+			// In the background, because the provider adds clusters one after the other.
 			go addAll(ctx, config, provider, asked)
 		case "flood":
 			queue := <-flooding.queue
@@ -283,7 +283,7 @@ func answerAll(
 			answer["failures"], counted.failures = counted.failures, 0
 			counted.lock.Unlock()
 		case "shards":
-			// It does not tell of shards; peers have to know each other.
+			// The runtime does not expose its shards. The registry of each peer must list both peers instead.
 			answer["owned"], answer["all"] = 0, 2
 			if registry != nil && len(registry.Snapshot()) == 2 {
 				answer["owned"] = 1
