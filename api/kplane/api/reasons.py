@@ -96,6 +96,8 @@ _LASTING: Final = frozenset(
     }
 )
 """Phases that are independent of whether the control plane is published."""
+_DECIDED_BY_PERSON: Final = frozenset({"DataLost", "KeysChanged", "KeysUnusable"})
+"""Reasons without a mistake in the object, whose remedy a person has to choose."""
 _PENDING: Final = ControlPlanePhase.PENDING
 _PROVISIONING: Final = ControlPlanePhase.PROVISIONING
 _TERMINATING: Final = ControlPlanePhase.TERMINATING
@@ -123,6 +125,8 @@ class Reason(StrEnum):
     """Whether the reason is part of normal operation: its Event is no warning, and failure metrics exclude it."""
     cause: Cause
     """Party that has to repair the object."""
+    needs_person: bool
+    """Whether the control plane continues only after the action of a person, such as a corrected spec."""
     traits: _Traits
     """Tables of conditions with this reason, and the phase that the reason causes."""
 
@@ -134,6 +138,8 @@ class Reason(StrEnum):
         member.transient = traits.transient
         member.expected = traits.expected
         member.cause = Cause.USER if traits.by_user else Cause.SYSTEM
+        lasts = traits.waits_for_event or traits.phase is ControlPlanePhase.FAILED
+        member.needs_person = word in _DECIDED_BY_PERSON or (traits.by_user and lasts and not traits.expected)
         member.traits = traits
         return member
 
@@ -642,6 +648,11 @@ class Reason(StrEnum):
     def at_first(self) -> Reason | None:
         """The reason that replaces this failure during the first tries; None if the failure is reported at once."""
         return _BY_WORD[self.traits.at_first] if self.traits.at_first is not None else None
+
+    @classmethod
+    def of(cls, word: str) -> Reason | None:
+        """Return the reason of a condition; None for a reason of another writer or of a later version."""
+        return _BY_WORD.get(word)
 
     def phase(self, *, published: bool) -> ControlPlanePhase:
         """Return the phase of a control plane whose condition Ready has this reason.

@@ -33,11 +33,12 @@ from kplane.api.names import (
     kubeconfig_secret_name,
     management_namespace,
 )
+from kplane.api.reasons import Reason
 from kplane.client.adoption import adopt
 from kplane.client.errors import ClientError, NoControlPlane, NoKubeconfig, NotSettled
 from kplane.client.events import ControlPlaneEvents, KubernetesEvent
 from kplane.client.moves import former_home, home_of_mode, patch_for
-from kplane.client.settled import Settled, asleep, awake, ready
+from kplane.client.settled import Settled, asleep, awake, person_needed, ready
 from kplane.client.sleeping import answer, obstacle
 from kplane.client.tokens import issue_token
 from kplane.client.watching import Change, follow, read_as, served
@@ -55,12 +56,16 @@ _POLL_SECONDS: Final = 0.3
 _RESTORE_SECONDS: Final = 60.0
 """Time within which the operator writes a lost kubeconfig Secret again."""
 _ANSWER_SECONDS: Final = 10.0
-"""Time within which the operator responds to a sleep request. Conditions may be of an earlier request until then."""
+"""Time within which the operator responds to a sleep request. Conditions may be of an earlier request until then.
+
+It is also the time after which a wait ends if the control plane needs the action of a person.
+"""
 _SLEEP_HOLDS_SECONDS: Final = 3.0
 """Time within which clients reconnect, and so wake a control plane whose API server has stopped."""
 _WAITS_FOR_PERSON: Final = frozenset({"NoSnapshotStorage", "NotRunByKplane"})
 """Reasons of a snapshot that needs the action of a person. The list of all reasons is `kplane.api.reasons`."""
 _NOT_FOUND: Final = "ControlPlaneNotFound"
+_STARTED: Final[tuple[Settled, ...]] = (ready, awake)
 
 
 class ControlPlanes:
@@ -112,20 +117,27 @@ class ControlPlanes:
     async def wait(self, name: str, until: Settled = ready, *, timeout_seconds: float = _WAIT_SECONDS) -> ControlPlane:
         """Wait until a control plane exists and `until` returns True for it.
 
-        Raises NotSettled, with the reason and message of a condition, after `timeout_seconds`.
+        Raises NotSettled, with the reason and message of a condition, after `timeout_seconds`. A wait for a control
+        plane that is ready or awake ends earlier if the condition has needed the action of a person for 10 s.
         """
         last: ControlPlane | None = None
+        obstacle: Reason | None = None
+        now = asyncio.get_running_loop().time
+        deadline = now() + timeout_seconds
         try:
-            async with asyncio.timeout(timeout_seconds), contextlib.aclosing(self.watch(name)) as changes:
+            async with asyncio.timeout_at(deadline) as limit, contextlib.aclosing(self.watch(name)) as changes:
                 async for change in changes:
-                    if change.type == "DELETED":
-                        last = None
-                        continue
-                    last = change.object
-                    if until(last):
+                    last = change.object if change.type != "DELETED" else None
+                    if last is not None and until(last):
                         return last
+                    former, obstacle = obstacle, person_needed(last) if until in _STARTED else None
+                    if obstacle is None:
+                        limit.reschedule(deadline)
+                    elif obstacle is not former:
+                        limit.reschedule(min(deadline, now() + _ANSWER_SECONDS))
         except TimeoutError:
-            raise NotSettled(f"{_told(name, last)}, after {timeout_seconds:g} s") from None
+            waited = timeout_seconds if now() >= deadline else _ANSWER_SECONDS
+            raise NotSettled(f"{_told(name, last)}, after {waited:g} s") from None
         raise AssertionError("a watch ended")
 
     async def wait_for_nodes(self, name: str, count: int, *, timeout_seconds: float = _WAIT_SECONDS) -> None:

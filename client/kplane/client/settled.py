@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kplane.api import READY, ControlPlane, ControlPlaneMode, ControlPlanePhase, Home, is_true
+from kplane.api import READY, ControlPlane, ControlPlaneMode, ControlPlanePhase, Home, find_condition, is_true
+from kplane.api.reasons import Reason
 
-__all__ = ["Settled", "arrived", "asleep", "awake", "moved", "ready"]
+__all__ = ["Settled", "arrived", "asleep", "awake", "moved", "person_needed", "ready"]
 
 Settled = Callable[[ControlPlane], bool]
 """Predicate of a control plane: True ends the wait."""
@@ -21,6 +22,15 @@ def ready(control_plane: ControlPlane) -> bool:
 def awake(control_plane: ControlPlane) -> bool:
     """Return whether the API server runs."""
     return control_plane.status.phase is ControlPlanePhase.READY and ready(control_plane)
+
+
+def person_needed(control_plane: ControlPlane | None) -> Reason | None:
+    """Return the reason why the control plane is not ready, if it needs the action of a person; None otherwise."""
+    if control_plane is None or control_plane.status.observed_generation != control_plane.metadata.generation:
+        return None
+    condition = find_condition(control_plane.status.conditions, READY)
+    reason = Reason.of(condition.reason) if condition is not None and condition.status != "True" else None
+    return reason if reason is not None and reason.needs_person else None
 
 
 def asleep(control_plane: ControlPlane) -> bool:
