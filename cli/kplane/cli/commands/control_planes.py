@@ -204,7 +204,9 @@ async def _consequences(control_planes: ControlPlanes, control_plane: ControlPla
     name, storage = control_plane.name, control_plane.status.storage
     if control_plane.spec.endpoint_ref is not None:
         return f"{name} is an API server that kplane does not run: it stays, and kplane's access to it ends."
-    size = f" (about {_rounded(storage.keys)} keys)" if storage is not None and storage.keys else ""
+    # The operator counts every ten minutes, and records only large changes.
+    keys = storage.keys if storage is not None else 0
+    size = f" ({keys} keys when last counted; more may have come)" if keys else ""
     if policy is DeletionPolicy.RETAIN:
         namespace = management_namespace(name)
         return f"The API of {name} ends. Its data{size} stay, and its keys in namespace {namespace}: policy Retain."
@@ -213,15 +215,6 @@ async def _consequences(control_planes: ControlPlanes, control_plane: ControlPla
     ]
     rest = f" Snapshots stay: {', '.join(snapshots)}." if snapshots else " There is no snapshot of it."
     return f"The API of {name} ends, and all its data{size} and keys are destroyed for good: policy Destroy.{rest}"
-
-
-def _rounded(keys: int) -> int:
-    """Round up to a number with a single digit other than zero.
-
-    The operator measures every ten minutes and records only large changes, so further digits are wrong.
-    """
-    unit: int = 10 ** (len(str(keys)) - 1)
-    return -(-keys // unit) * unit
 
 
 def _ask_for(name: str) -> None:
