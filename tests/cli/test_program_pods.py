@@ -84,6 +84,7 @@ class Cluster:
         """Lines that arrive while a log is followed. An empty line ends the log."""
         self.metrics: Any = None
         self.asked: list[str] = []
+        self.readyz = ""
 
     def routes(self) -> Any:
         return {
@@ -123,6 +124,8 @@ class Cluster:
         self.asked.append(request.path)
         if request.match_info["path"] == "dropped":
             await asyncio.sleep(30.0)
+        if request.match_info["path"] == "readyz":
+            return web.Response(status=503, text=self.readyz)
         if request.match_info["path"] == "broken":
             return web.Response(status=503, text="not ready")
         return web.Response(text="ok\n")
@@ -160,6 +163,23 @@ async def test_programs_are_found_in_their_namespace(client: Client, cluster: Cl
         (Program.GATEWAY, "gateway-1", "", "0.1.0"),
         (Program.ETCD, "etcd-0", "", ""),
     ]
+
+
+async def test_problem_of_running_pod_has_its_failed_checks(client: Client, cluster: Cluster) -> None:
+    cluster.readyz = "[+]caches ok\n[-]envoy 128 of 128 inotify instances are used; raise the limit\n"
+    conditions = [{"type": "Ready", "status": "False"}]
+    cluster.pods = [
+        pod("operator-1", "operator"),
+        pod("gateway-1", "gateway", status={"phase": "Running", "conditions": conditions}),
+        pod("gateway-2", "gateway", status={"phase": "Pending", "conditions": conditions}),
+    ]
+    problems = {replica.name: replica.problem for replica in await (await programs_of(client)).replicas()}
+    assert problems == {
+        "operator-1": "",
+        "gateway-1": "it is Running and not ready; envoy 128 of 128 inotify instances are used; raise the limit",
+        "gateway-2": "it is Pending and not ready",
+    }
+    assert cluster.asked == ["/api/v1/namespaces/kplane/pods/gateway-1:8082/proxy/readyz"]
 
 
 async def test_user_without_cluster_rights_finds_pods_in_kplane_system(client: Client, cluster: Cluster) -> None:

@@ -18,22 +18,24 @@ import pytest_asyncio
 from kubernetes import config as official_config
 from kubernetes.client import CoreV1Api
 
-from kplane.api.names import WAKE_REQUESTED_ANNOTATION
+from kplane.api.names import WAKE_REQUESTED_ANNOTATION, management_namespace
 from kplane.binaries.envoy import find_envoy
 from kplane.binaries.programs import Binaries
+from kplane.controlplane_operator.credentials.store import AUTHORITIES_SECRET
 from kplane.embedded.cluster import ManagementCluster
 from kplane.gateway.control_planes import CONTROL_PLANES
 from kplane.pki.kubeconfig import render_kubeconfig
 from kplane.pki.primitives import create_signing_key, issue_client
 from kplane.pki.signatures import sign_claims
 from kplane.provider import ApiError, Client, ClusterConfig, Event, Informer, Unreachable
-from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS
 from kplane.workloads import find_processes
 
 from .behind_gateway import certified_config, external_config
 
 _SLEEPER = "globex"
 _NAMED = "umbrella"
+_KEYLESS = "vehement"
 _ON_DEMAND = {"deletionPolicy": "Destroy", "virtual": {"start": "OnDemand"}}
 
 
@@ -217,3 +219,25 @@ async def test_first_connection_to_host_name_wakes_control_plane(
     assert "namespace/kube-system" in await kubectl(kubeconfig, "get", "namespaces", "-o", "name")
     await eventually(phase, lambda found: found == "Ready")
     await client.delete(CONTROL_PLANES, _NAMED)
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.asyncio(loop_scope="module")
+async def test_request_gets_the_reason_if_a_key_was_lost_during_sleep(
+    cluster: ManagementCluster, eventually: Callable[..., Any]
+) -> None:
+    client = cluster.client
+
+    async def phase() -> str:
+        return str((await client.get(CONTROL_PLANES, _KEYLESS)).get("status", {}).get("phase"))
+
+    await client.create(CONTROL_PLANES, {"metadata": {"name": _KEYLESS}, "spec": _ON_DEMAND})
+    await eventually(phase, lambda found: found == "Hibernated")
+    external = await external_config(client, _KEYLESS)
+    lost = {"data": {"sa.key": None}}
+    await client.patch(SECRETS, AUTHORITIES_SECRET, lost, namespace=management_namespace(_KEYLESS))
+    async with asyncio.timeout(15):
+        refusal = await _refusal(external)
+    assert "no entry sa.key" in refusal
+    await client.delete(CONTROL_PLANES, _KEYLESS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from kplane.cli.programs.base import Log, Program, Replica
 from kplane.components.names import mcm_name
 from kplane.mcm.describe.controllers import PROGRAM as CONTROLLERS_LOGGER
 from kplane.mcm.describe.kinds import InstanceKind
-from kplane.provider import ApiError, Client, NotFound
+from kplane.provider import ApiError, Client, NotFound, ProviderError
 from kplane.provider.client.resources import PODS
 from kplane.provider.errors import Forbidden
 from kplane.workloads.last_words import last_fatal_line
@@ -42,6 +43,8 @@ _QUIET_SECONDS: Final = 0.5
 """Time without a new line after which the past of a log is complete."""
 _PAST_SECONDS: Final = 5.0
 """Time after which the past of a log without pauses is considered complete."""
+_FAILED_CHECK: Final = re.compile(r"\[-\](.*?)(?:\\n|['\"]?$)")
+"""A line of `/readyz`, in the message of an error, which quotes the answer."""
 _BY_PROGRAM: Final = {str(program): program for program in Program}
 
 Pod = dict[str, Any]
@@ -92,15 +95,17 @@ class Pods:
 
     async def replicas(self) -> Sequence[Replica]:
         """Return the pods that are not being deleted."""
+        pods = await self._pods()
+        problems = await asyncio.gather(*map(self._problem, pods))
         replicas = [
             Replica(
                 program=program,
                 name=pod["metadata"]["name"],
-                problem=pod_problem(pod),
+                problem=problem,
                 version=pod["metadata"]["labels"].get(_VERSION, "") if program is not Program.ETCD else "",
                 look=f"kubectl describe pod -n {self._namespace} {pod['metadata']['name']}",
             )
-            for pod in await self._pods()
+            for pod, problem in zip(pods, problems, strict=True)
             if (program := _BY_PROGRAM.get(pod["metadata"]["labels"].get(_COMPONENT, ""))) is not None
         ]
         order = list(Program)
@@ -111,12 +116,26 @@ class Pods:
         self._serving = {pod["metadata"]["name"]: serving for pod in pods if (serving := _serving(pod)) is not None}
         return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
+    async def _problem(self, pod: Pod) -> str:
+        """Return why a pod is not ready; with the failed checks of its program, if the program runs and answers."""
+        problem = pod_problem(pod)
+        if not problem or (pod.get("status") or {}).get("phase") != "Running":
+            return problem
+        try:
+            await self._get(pod["metadata"]["name"], "/readyz")
+        except ProviderError as error:
+            return "; ".join([problem, *_FAILED_CHECK.findall(str(error))])
+        return problem
+
     async def ask(self, replica: Replica, path: str) -> str:
         """Return the answer of a pod to a path, through the proxy of the API server."""
-        serving = self._serving.get(replica.name)
+        return await self._get(replica.name, path)
+
+    async def _get(self, name: str, path: str) -> str:
+        serving = self._serving.get(name)
         if serving is None:
-            raise NotFound(404, "NotFound", f"pod {replica.name} has no port {_HTTP}")
-        base = PODS.path(f"{replica.name}:{serving.port}", namespace=self._namespace, subresource="proxy")
+            raise NotFound(404, "NotFound", f"pod {name} has no port {_HTTP}")
+        base = PODS.path(f"{name}:{serving.port}", namespace=self._namespace, subresource="proxy")
         return await self._client.text(base + path, timeout_seconds=_ASK_SECONDS)
 
     def log(self, replica: Replica) -> Log:
