@@ -14,7 +14,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 __all__ = ["ReaderCertificate", "ServingCertificate"]
 
 _VALID = dt.timedelta(days=3650)
-_CLOCK_SKEW = dt.timedelta(hours=1)
+_CLOCK_SKEW = dt.timedelta(days=30)
+"""A certificate lives as long as mcm. It stays valid if the clock of its creation is set back by less than this."""
 
 
 @dataclass(frozen=True, slots=True)
