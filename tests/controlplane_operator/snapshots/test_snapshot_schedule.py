@@ -131,6 +131,15 @@ async def test_new_control_plane_gets_no_snapshot_before_next_time() -> None:
     assert timedelta(minutes=30) <= timedelta(seconds=delay) <= timedelta(minutes=36)
 
 
+async def test_control_plane_from_the_future_gets_its_due_snapshot() -> None:
+    """Its creation time stays after a clock that was two days ahead is corrected."""
+    world = World()
+    world.control_plane(creationTimestamp=(NOON + timedelta(days=2)).isoformat())
+    world.now = NOON + 20 * timedelta(minutes=1)
+    await world.look()
+    assert world.names() == ["acme-202605051200"]
+
+
 async def test_next_snapshot_is_made_after_delay_of_control_plane() -> None:
     world = World()
     world.now = NOON + timedelta(minutes=20)

@@ -9,6 +9,7 @@ from typing import Final
 
 from kplane.api import ControlPlane, ControlPlaneEndpoint, DeletionPolicy
 from kplane.api.addresses import normalized_address
+from kplane.api.clocks import is_future
 from kplane.api.names import controllers_secret_name, kubeconfig_secret_name, management_namespace
 from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backends.base import Provision
@@ -100,7 +101,7 @@ class AdoptedProvisioner:
         try:
             await self._revoke_issued(control_plane)
         except ConditionError as failure:
-            if not _gives_up(control_plane):
+            if not _gives_up(control_plane, now=datetime.now(UTC)):
                 raise
             self._context.events.record(
                 control_plane,
@@ -208,11 +209,15 @@ def _addresses_held(control_plane: ControlPlane) -> list[str]:
     return list({normalized_address(url): url for url in urls if url is not None}.values())
 
 
-def _gives_up(control_plane: ControlPlane) -> bool:
+def _gives_up(control_plane: ControlPlane, *, now: datetime) -> bool:
+    """Return whether failed revocations are retried no more."""
     if control_plane.status.endpoint is None:
         return True  # no credentials were published, so there are none to revoke
     deletion_time = control_plane.metadata.deletion_timestamp
-    return deletion_time is not None and (datetime.now(UTC) - deletion_time).total_seconds() > _REVOKE_SECONDS
+    if deletion_time is None:
+        return False
+    # A request with a time in the future was made while the clock was wrong, so its time of retries is unknown.
+    return is_future(deletion_time, now=now) or (now - deletion_time).total_seconds() > _REVOKE_SECONDS
 
 
 async def _cluster_uid_as_controllers(client: Client) -> str | None:

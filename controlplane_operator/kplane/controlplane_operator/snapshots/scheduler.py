@@ -64,10 +64,10 @@ class SnapshotScheduler:
             # The pending snapshot will contain the current data as soon as it succeeds. Until then a new snapshot would
             # fail for the same reason.
             return None
-        # Ignore a snapshot with a time in the future: it was made while the clock was wrong.
+        # Ignore snapshots, and a control plane, from the future: they were made while the clock was wrong.
         times = [time for snapshot in found if (time := _time(snapshot)) is not None and time <= now]
         newest = times[-1] if times else control_plane.metadata.creation_timestamp
-        if newest is not None and newest >= last:
+        if newest is not None and last <= newest and not is_future(newest, now=now):
             last = schedule.following(now)
         rest = (last + schedule.delay(uid, at=last) - now).total_seconds()
         if rest > 0:
