@@ -8,6 +8,7 @@ import contextlib
 import ssl
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography import x509
@@ -102,10 +103,16 @@ class TestServing:
 
     async def test_certificate_is_valid_for_30_days(self):
         issued = x509.load_pem_x509_certificate(Authority().issue(["localhost", "::1"]).certificate)
-        assert (issued.not_valid_after_utc - issued.not_valid_before_utc).days == 31
+        now = datetime.now(UTC)
+        assert now + timedelta(days=29) < issued.not_valid_after_utc < now + timedelta(days=31)
         names = issued.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         assert names.get_values_for_type(x509.DNSName) == ["localhost"]
         assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["::1"]
+
+    def test_certificates_stay_valid_when_clock_is_set_back_two_days(self):
+        authority, past = Authority(), datetime.now(UTC) - timedelta(days=2)
+        for certificate in (authority.certificate, authority.issue(["localhost"]).certificate):
+            assert x509.load_pem_x509_certificate(certificate).not_valid_before_utc < past
 
     def test_webhooks_require_one_kind_of_certificate(self, tmp_path):
         manager, options = Manager(NOWHERE, name="test"), SelfSigned("localhost")

@@ -9,7 +9,7 @@ from typing import Final
 
 from kplane.pki.authorities import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
 from kplane.pki.kubeconfig import render_kubeconfig
-from kplane.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
+from kplane.pki.primitives import LONG_CLOCK_SKEW, KeyPair, create_authority, issue_client, issue_serving
 
 __all__ = [
     "ADMINISTRATOR_GROUPS",
@@ -42,7 +42,10 @@ def write_private(file: Path, *, content: bytes) -> None:
 
 
 class Credentials:
-    """Keeps the CAs for the life of the directory, so that kubeconfigs stay valid. Issues new certificates."""
+    """Keeps the CAs for the life of the directory, so that kubeconfigs stay valid. Issues new certificates.
+
+    The certificates are issued at a start, and not renewed. So they stay valid if the clock is set back afterwards.
+    """
 
     def __init__(self, directory: Path, *, host: str) -> None:
         """Read the files of the directory, and create the missing ones. `host` is the address of all servers.
@@ -55,7 +58,7 @@ class Credentials:
         self.tenants_etcd_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.authorities = self._keep_authorities()
         self.tenants_etcd_authority = self._keep_tenants_etcd_authority()
-        root = issue_client(self.tenants_etcd_authority, user="root")
+        root = issue_client(self.tenants_etcd_authority, user="root", clock_skew=LONG_CLOCK_SKEW)
         write_private(self.tenants_etcd_directory / "client.crt", content=root.certificate)
         write_private(self.tenants_etcd_directory / "client.key", content=root.key)
 
@@ -70,30 +73,38 @@ class Credentials:
             controllers_user=CONTROLLERS_USER,
             etcd_hosts=(self._host,),
             now=dt.datetime.now(dt.UTC),
+            clock_skew=LONG_CLOCK_SKEW,
         )
 
     def controller_manager(self) -> KeyPair:
         """Issue kube-controller-manager's serving certificate."""
-        return issue_serving(self.authorities.serving, common_name="kube-controller-manager", hosts=(self._host,))
+        return self._serving(self.authorities.serving, common_name="kube-controller-manager")
 
     def tenants_etcd(self) -> KeyPair:
         """Issue the serving certificate of the tenants' etcd."""
-        return issue_serving(self.tenants_etcd_authority, common_name="etcd", hosts=(self._host,), client=True)
+        return self._serving(self.tenants_etcd_authority, common_name="etcd", client=True)
 
     def gateway(self) -> Path:
         """Issue the gateway's serving certificate. Returns its directory with the CA, in cert-manager's layout."""
         directory = self.directory / "gateway"
         directory.mkdir(mode=0o700, exist_ok=True)
         authority = _keep_authority(directory, common_name="kplane-gateway")
-        server = issue_serving(authority, common_name="kplane-gateway", hosts=(self._host, "localhost"))
+        server = self._serving(authority, common_name="kplane-gateway", others=("localhost",))
         write_private(directory / "tls.key", content=server.key)
         write_private(directory / "tls.crt", content=server.certificate)
         return directory
 
     def kubeconfig(self, server: str, *, user: str, groups: tuple[str, ...] = ()) -> bytes:
         """Issue a client certificate for a user of the API server, and render a kubeconfig with it."""
-        client = issue_client(self.authorities.client, user=user, groups=groups)
+        client = issue_client(self.authorities.client, user=user, groups=groups, clock_skew=LONG_CLOCK_SKEW)
         return render_kubeconfig(server=server, ca=self.authorities.serving.certificate, user=user, client=client)
+
+    def _serving(
+        self, authority: KeyPair, *, common_name: str, others: tuple[str, ...] = (), client: bool = False
+    ) -> KeyPair:
+        """Issue a serving certificate for the address of all servers, and for `others`."""
+        hosts = (self._host, *others)
+        return issue_serving(authority, common_name=common_name, hosts=hosts, client=client, clock_skew=LONG_CLOCK_SKEW)
 
     def _keep_authorities(self) -> TenantAuthorities:
         directory = self.directory / "authorities"

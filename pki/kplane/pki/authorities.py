@@ -6,12 +6,14 @@ import datetime as dt
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, Self
 
 from kplane.api.clocks import is_future
 from kplane.pki.entries import entries, kept, read_entry, read_pair
 from kplane.pki.errors import CredentialsInvalid
 from kplane.pki.primitives import (
+    CLOCK_SKEW,
     KeyPair,
     create_authority,
     create_signing_key,
@@ -221,34 +223,38 @@ class TenantCertificates:
         etcd_hosts: Sequence[str] = (),
         egress_hosts: Sequence[str] = (),
         now: dt.datetime,
+        clock_skew: dt.timedelta = CLOCK_SKEW,
     ) -> Self:
         """Return `previous` if no renewal is due; otherwise a copy with new certificates in the place of due ones.
 
         A certificate is due if two thirds of its life have passed, or its issuer has changed. A serving certificate is
         also due if it lacks a host, and a client certificate if its user differs from the expected user.
         `etcd_authority` signs clients of the etcd in use, shared or dedicated. `etcd_hosts` is empty if the control
-        plane has no etcd of its own, and `egress_hosts` if it has no egress proxy.
+        plane has no etcd of its own, and `egress_hosts` if it has no egress proxy. New certificates are valid from
+        now - `clock_skew`.
         """
+        serving = partial(issue_serving, clock_skew=clock_skew)
+        client = partial(issue_client, clock_skew=clock_skew)
         renewed = cls(
             api_server=kept(previous.api_server if previous else None, authorities.serving, now=now, hosts=hosts)
-            or issue_serving(authorities.serving, common_name="kube-apiserver", hosts=hosts),
+            or serving(authorities.serving, common_name="kube-apiserver", hosts=hosts),
             front_proxy=kept(previous.front_proxy if previous else None, authorities.front_proxy, now=now)
-            or issue_client(authorities.front_proxy, user=FRONT_PROXY_USER),
+            or client(authorities.front_proxy, user=FRONT_PROXY_USER),
             etcd_client=kept(previous.etcd_client if previous else None, etcd_authority, now=now, user=etcd_user)
-            or issue_client(etcd_authority, user=etcd_user),
+            or client(etcd_authority, user=etcd_user),
             controllers=kept(
                 previous.controllers if previous else None, authorities.client, now=now, user=controllers_user
             )
-            or issue_client(authorities.client, user=controllers_user),
+            or client(authorities.client, user=controllers_user),
             etcd_server=(
                 kept(previous.etcd_server if previous else None, authorities.etcd, now=now, hosts=etcd_hosts)
-                or issue_serving(authorities.etcd, common_name=ETCD_SERVER_USER, hosts=etcd_hosts, client=True)
+                or serving(authorities.etcd, common_name=ETCD_SERVER_USER, hosts=etcd_hosts, client=True)
             )
             if etcd_hosts
             else None,
             egress_proxy=(
                 kept(previous.egress_proxy if previous else None, authorities.front_proxy, now=now, hosts=egress_hosts)
-                or issue_serving(authorities.front_proxy, common_name="egress-proxy", hosts=egress_hosts)
+                or serving(authorities.front_proxy, common_name="egress-proxy", hosts=egress_hosts)
             )
             if egress_hosts
             else None,
@@ -259,7 +265,7 @@ class TenantCertificates:
                     now=now,
                     user=KUBELET_CLIENT_USER,
                 )
-                or issue_client(authorities.serving, user=KUBELET_CLIENT_USER)
+                or client(authorities.serving, user=KUBELET_CLIENT_USER)
             )
             if egress_hosts
             else None,

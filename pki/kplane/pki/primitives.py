@@ -22,7 +22,9 @@ from kplane.pki.errors import CredentialsInvalid
 
 __all__ = [
     "AUTHORITY_LIFETIME",
+    "CLOCK_SKEW",
     "LEAF_LIFETIME",
+    "LONG_CLOCK_SKEW",
     "KeyPair",
     "check_pair",
     "create_authority",
@@ -43,9 +45,11 @@ __all__ = [
 AUTHORITY_LIFETIME: Final = dt.timedelta(days=3650)
 LEAF_LIFETIME: Final = dt.timedelta(days=365)
 
-_CLOCK_SKEW: Final = dt.timedelta(minutes=5)
-_AUTHORITY_CLOCK_SKEW: Final = dt.timedelta(days=30)
-"""An authority is hard to replace. It stays valid if the clock of its creation is set back by less than this."""
+CLOCK_SKEW: Final = dt.timedelta(minutes=5)
+"""Time before its issue from which a certificate is valid, for slow clocks of peers."""
+LONG_CLOCK_SKEW: Final = dt.timedelta(days=30)
+"""The same for certificates that no controller replaces in time, such as authorities. They stay valid if the clock of
+their creation is set back by less than this."""
 _RENEWED_AFTER: Final = 2 / 3
 """Share of its life after which a certificate is renewed."""
 
@@ -68,7 +72,7 @@ def create_authority(
     """
     key = ec.generate_private_key(ec.SECP256R1()) if former_key is None else _load_key(former_key)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
-    clock_skew = max(_CLOCK_SKEW, min(_AUTHORITY_CLOCK_SKEW, lifetime / 100))
+    clock_skew = max(CLOCK_SKEW, min(LONG_CLOCK_SKEW, lifetime / 100))
     certificate = (
         _builder(name, issuer=name, key=key.public_key(), lifetime=lifetime, clock_skew=clock_skew)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -86,22 +90,42 @@ def issue_serving(
     hosts: Sequence[str],
     client: bool = False,
     lifetime: dt.timedelta = LEAF_LIFETIME,
+    clock_skew: dt.timedelta = CLOCK_SKEW,
 ) -> KeyPair:
-    """Issue a serving certificate for the DNS names and IP addresses in `hosts`.
+    """Issue a serving certificate for the DNS names and IP addresses in `hosts`. It is valid from now - `clock_skew`.
 
     With `client`, the certificate is also a client certificate, as members of etcd need it among themselves.
     """
     usages = [ExtendedKeyUsageOID.SERVER_AUTH, *([ExtendedKeyUsageOID.CLIENT_AUTH] if client else [])]
     names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
-    return _issue(authority, subject=_subject(common_name), usages=usages, names=names, lifetime=lifetime)
+    return _issue(
+        authority,
+        subject=_subject(common_name),
+        usages=usages,
+        names=names,
+        lifetime=lifetime,
+        clock_skew=clock_skew,
+    )
 
 
 def issue_client(
-    authority: KeyPair, *, user: str, groups: Sequence[str] = (), lifetime: dt.timedelta = LEAF_LIFETIME
+    authority: KeyPair,
+    *,
+    user: str,
+    groups: Sequence[str] = (),
+    lifetime: dt.timedelta = LEAF_LIFETIME,
+    clock_skew: dt.timedelta = CLOCK_SKEW,
 ) -> KeyPair:
-    """Issue a client certificate for a user and its groups (Kubernetes: CN and O)."""
+    """Issue a client certificate for a user and its groups (Kubernetes: CN and O). Valid from now - `clock_skew`."""
     usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
-    return _issue(authority, subject=_subject(user, groups), usages=usages, names=None, lifetime=lifetime)
+    return _issue(
+        authority,
+        subject=_subject(user, groups),
+        usages=usages,
+        names=None,
+        lifetime=lifetime,
+        clock_skew=clock_skew,
+    )
 
 
 def create_signing_key() -> bytes:
@@ -153,7 +177,7 @@ def renewal_time(certificate: bytes) -> dt.datetime:
     clocks of peers. Raises CredentialsInvalid for no certificate.
     """
     loaded = _load(certificate)
-    issued = loaded.not_valid_before_utc + _CLOCK_SKEW
+    issued = loaded.not_valid_before_utc + CLOCK_SKEW
     return issued + (loaded.not_valid_after_utc - issued) * _RENEWED_AFTER
 
 
@@ -199,12 +223,13 @@ def _issue(
     usages: list[x509.ObjectIdentifier],
     names: x509.SubjectAlternativeName | None,
     lifetime: dt.timedelta,
+    clock_skew: dt.timedelta,
 ) -> KeyPair:
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = _load(authority.certificate)
     issuer_key = _load_key(authority.key)
     builder = (
-        _builder(subject, issuer=issuer.subject, key=key.public_key(), lifetime=lifetime)
+        _builder(subject, issuer=issuer.subject, key=key.public_key(), lifetime=lifetime, clock_skew=clock_skew)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(authority=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
@@ -221,7 +246,7 @@ def _builder(
     issuer: x509.Name,
     key: ec.EllipticCurvePublicKey,
     lifetime: dt.timedelta,
-    clock_skew: dt.timedelta = _CLOCK_SKEW,
+    clock_skew: dt.timedelta,
 ) -> x509.CertificateBuilder:
     now = dt.datetime.now(dt.UTC)
     return (

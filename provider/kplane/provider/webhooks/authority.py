@@ -17,7 +17,8 @@ __all__ = ["Authority", "Issued", "bundle_with"]
 _NAME: Final = "kplane-provider development webhooks"
 _AUTHORITY_DAYS: Final = 3650
 _SERVING_DAYS: Final = 30
-_CLOCK_SKEW: Final = timedelta(days=1)
+_CLOCK_SKEW: Final = timedelta(days=30)
+"""Certificates stay valid if the clock of their creation is set back by less than this."""
 _BUNDLED: Final = 32
 """Maximum number of authorities in a caBundle: those of other replicas, and of processes that have ended."""
 
@@ -105,7 +106,8 @@ def bundle_with(certificate: bytes, bundle: bytes) -> bytes:
 
 
 def _age(certificate: x509.Certificate) -> tuple[datetime, int]:
-    return certificate.not_valid_before_utc, certificate.serial_number
+    # The end of validity orders authorities of all versions of kplane. Their start depends on the clock skew.
+    return certificate.not_valid_after_utc, certificate.serial_number
 
 
 def _certificates(bundle: bytes) -> list[x509.Certificate]:
