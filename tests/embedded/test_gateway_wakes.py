@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
@@ -218,6 +219,10 @@ async def test_first_connection_to_host_name_wakes_control_plane(
     await eventually(lambda: _code(user), lambda code: code == 200)
     assert "namespace/kube-system" in await kubectl(kubeconfig, "get", "namespaces", "-o", "name")
     await eventually(phase, lambda found: found == "Ready")
+    async with Client(user, field_manager="kplane") as tenant:
+        discovery = await tenant.request("GET", "/.well-known/openid-configuration")
+    port = urlsplit(cluster.handle.gateway_url).port
+    assert discovery["jwks_uri"] == f"https://{_NAMED}.localhost:{port}/openid/v1/jwks"
     await client.delete(CONTROL_PLANES, _NAMED)
 
 

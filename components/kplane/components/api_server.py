@@ -46,6 +46,9 @@ API_SERVER_RESOURCES: Final = Resources(cpu_request="100m", memory_request="256M
 """Default resources, unless spec or class set others. An empty API server takes 159 MiB, see
 docs/reference/benchmarks/memory.md. The limit keeps a tenant from taking the memory of other tenants."""
 
+_KEYS_URL_FLAGS: Final = frozenset({"--service-account-jwks-uri", "--external-hostname"})
+"""Flags of a class that determine the URL of the keys in the discovery document."""
+
 _PROBE_SECONDS: Final = 0.05
 """Interval of the readiness probe, in seconds: a request may be waiting for the API server."""
 
@@ -104,6 +107,7 @@ def api_server_component(
     service_cidr: str = DEFAULT_SERVICE_CIDR,
     scheduling: Scheduling | None = None,
     egress: Egress | None = None,
+    published_url: str | None = None,
     ready_at: str = READY,
 ) -> Component:
     """Describe the kube-apiserver of a control plane. Equal arguments give an equal description.
@@ -111,8 +115,9 @@ def api_server_component(
     `etcd_prefix` is the prefix of its keys, without a slash at the end. On a shared etcd (`etcd_shared`), the API
     server neither compacts etcd nor polls its size: both calls need permissions beyond the prefix. `version` is the
     version of the `Component`. `settings` are the settings of the class; `service_cidr` overrides their Service
-    network. `egress` lists the destinations besides etcd; None allows every destination. The component is ready once
-    the path `ready_at` answers 200.
+    network. `egress` lists the destinations besides etcd; None allows every destination. `published_url` is the URL of
+    its host name at the gateway, without a path: its discovery document names the keys of tokens there. The component
+    is ready once the path `ready_at` answers 200.
     """
     port = address.ports[_HTTPS]
     settings = settings or ApiServerSettings()
@@ -125,6 +130,7 @@ def api_server_component(
         service_cidr=service_cidr,
         settings=settings,
         egress=egress,
+        published_url=published_url,
     )
     return Component(
         name=name,
@@ -192,6 +198,7 @@ def bootstrap_arguments(settings: ApiServerSettings, *, service_cidr: str) -> Se
         service_cidr=service_cidr,
         settings=settings,
         egress=Egress(),
+        published_url=None,
     )
 
 
@@ -204,6 +211,7 @@ def _arguments(
     service_cidr: str,
     settings: ApiServerSettings,
     egress: Egress | None,
+    published_url: str | None,
 ) -> tuple[str, ...]:
     return (
         f"--bind-address={address.listen}",
@@ -234,6 +242,7 @@ def _arguments(
         f"--service-account-issuer={SERVICE_ACCOUNT_ISSUER}",
         f"--service-account-key-file={FILES}/sa.pub",
         f"--service-account-signing-key-file={FILES}/sa.key",
+        *_keys_url(published_url, extra_args=settings.extra_args),
         f"--encryption-provider-config={FILES}/encryption.yaml",
         "--encryption-provider-config-automatic-reload=true",
         "--authorization-mode=Node,RBAC",
@@ -250,6 +259,18 @@ def _arguments(
         ),
         *canonical_flags(settings.extra_args),
     )
+
+
+def _keys_url(published_url: str | None, *, extra_args: Sequence[str]) -> tuple[str, ...]:
+    """Return the flag with the URL of the keys that verify tokens of ServiceAccounts, for a host name at the gateway.
+
+    By default, the discovery document names the API server's own address, which clients may not reach. The gateway
+    passes the TLS of a host name through, so it cannot change the document as for a path. Flags of the class that
+    decide about the URL have priority.
+    """
+    if published_url is None or any(flag.partition("=")[0] in _KEYS_URL_FLAGS for flag in extra_args):
+        return ()
+    return (f"--service-account-jwks-uri={published_url}/openid/v1/jwks",)
 
 
 def _pair(name: str, pair: KeyPair) -> dict[str, File]:

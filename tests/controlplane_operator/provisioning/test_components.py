@@ -45,7 +45,13 @@ ACCESS = ProxyAccess(
 )
 
 
-def _api_server(*, shared: bool, settings: ApiServerSettings | None = None, egress: Egress | None = None) -> Component:
+def _api_server(
+    *,
+    shared: bool,
+    settings: ApiServerSettings | None = None,
+    egress: Egress | None = None,
+    published_url: str | None = None,
+) -> Component:
     access = EtcdAccess(("https://127.0.0.1:2379",), AUTHORITIES.etcd.certificate, CERTIFICATES.etcd_client)
     return api_server_component(
         "apiserver-a",
@@ -57,6 +63,7 @@ def _api_server(*, shared: bool, settings: ApiServerSettings | None = None, egre
         etcd_shared=shared,
         settings=settings,
         egress=egress,
+        published_url=published_url,
     )
 
 
@@ -93,6 +100,24 @@ def test_managed_flags_include_every_flag_kplane_sets() -> None:
 def test_class_flags_follow_flags_of_kplane() -> None:
     settings = ApiServerSettings(extra_args=["--max-requests-inflight=7"])
     assert _api_server(shared=True, settings=settings).args[-1] == "--max-requests-inflight=7"
+
+
+@pytest.mark.parametrize(
+    ("published_url", "flags", "expected"),
+    [
+        (None, [], []),
+        ("https://acme.example.org:8443", [], ["https://acme.example.org:8443/openid/v1/jwks"]),
+        ("https://acme.example.org", ["--external-hostname=keys.example.org"], []),
+        ("https://acme.example.org", ["--service-account-jwks-uri=https://k/jwks"], ["https://k/jwks"]),
+    ],
+)
+def test_keys_of_tokens_are_at_host_name_unless_class_decides(
+    published_url: str | None, flags: list[str], expected: list[str]
+) -> None:
+    settings = ApiServerSettings(extra_args=flags)
+    arguments = _api_server(shared=True, settings=settings, published_url=published_url).args
+    prefix = "--service-account-jwks-uri="
+    assert [flag.removeprefix(prefix) for flag in arguments if flag.startswith(prefix)] == expected
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -54,6 +54,8 @@ class Ground:
     """Address of the proxy to allowed destinations; None if the class allows none."""
     certificates: TenantCertificates
     service_cidr: str
+    published_url: str | None
+    """URL of its host name at the gateway, without a path; None if it has none."""
 
     def provision(self, *, asleep_as: str | None = None) -> Provision:
         """Return the provision at this address.
@@ -99,7 +101,8 @@ class ApiServerRunner:
     ) -> Ground:
         """Reserve the addresses of API server and proxy, and issue certificates for them and for the etcd."""
         service_cidr = control_plane.status.service_cidr or DEFAULT_SERVICE_CIDR
-        host = host_name(self._context.gateway, control_plane, chosen=plan.chosen)
+        gateway = self._context.gateway
+        host = host_name(gateway, control_plane, chosen=plan.chosen)
         address = await self._runtime.reserve(
             apiserver_name(control_plane.name, slot=control_plane.home.slot),
             ports=API_SERVER_PORTS,
@@ -115,7 +118,8 @@ class ApiServerRunner:
             etcd_user=etcd_user,
             etcd_hosts=etcd_hosts,
         )
-        return Ground(plan, authorities, address, way_out, certificates, service_cidr)
+        published_url = gateway.host_address(host) if gateway is not None and host is not None else None
+        return Ground(plan, authorities, address, way_out, certificates, service_cidr, published_url)
 
     async def ensure(
         self, control_plane: ControlPlane, *, ground: Ground, etcd: EtcdAccess, etcd_prefix: str, etcd_shared: bool
@@ -144,6 +148,7 @@ class ApiServerRunner:
                 service_cidr=ground.service_cidr,
                 scheduling=scheduling_of(plan.chosen),
                 egress=egress,
+                published_url=ground.published_url,
                 # `provision` checks the bootstrap itself. The probe is equal for all API servers, because its change
                 # restarts pods.
                 ready_at=READY_WITHOUT_BOOTSTRAP_CHECKS,
