@@ -8,7 +8,10 @@ import collections
 import pytest
 
 from kplane.provider import Manager, NotFound, Request, Result, Unreachable, controller
+from kplane.provider.controllers.queue import FairQueue
+from kplane.provider.controllers.rate_limiter import ItemBackoff
 from kplane.provider.controllers.reconcile import is_unreached
+from kplane.provider.controllers.sources import Channel
 from kplane.provider.errors import ClusterNotReady, ServerError
 from kplane.provider.providers.clusters import ClustersProvider
 from kplane.provider.testing import FakeCluster, SteeredLoop, eventually
@@ -29,14 +32,16 @@ def steered():
 class Fleet:
     """Clusters in memory, and a log of reconciles with time, request and result."""
 
-    def __init__(self, *names, **options):
+    def __init__(self, *names, watch=True, **options):
         self.clusters = {name: FakeCluster(name) for name in names}
         self.provider = ClustersProvider()
         self.manager = Manager(None, self.provider, workers=4, name="test")
         self.reconciles = collections.defaultdict(list)
         self.asks = lambda request: request.cluster
         self.again = None
-        self.built = controller(self.manager).for_(MAPS).with_options(**options).build(self.reconcile)
+        described = controller(self.manager).named("maps").with_options(**options)
+        described = described.for_(MAPS) if watch else described.watches_raw(Channel())
+        self.built = described.build(self.reconcile)
 
     async def reconcile(self, request):
         loop = asyncio.get_running_loop()
@@ -114,6 +119,61 @@ def test_hub_requests_are_reconciled_soon_after_a_member_outage(steered):
     seconds, suspended = steered(scenario())
     assert seconds <= TARGET_SECONDS
     assert suspended == ["member"]
+
+
+def test_requests_of_an_unwatched_cluster_are_reconciled_soon_after_an_outage(steered):
+    """No informer observes the API server, as with a hub that writes into its members."""
+
+    async def scenario():
+        loop, fleet = asyncio.get_running_loop(), Fleet("a", watch=False)
+        async with fleet.manager:
+            await fleet.provider.add(fleet.clusters["a"])
+            await fleet.fill("a", count=1)
+            await eventually(lambda: fleet.built.clusters == ["a"])
+            with fleet.clusters["a"].outage():
+                fleet.add_all("a")
+                await asyncio.sleep(OUTAGE_SECONDS)
+                suspended, most = fleet.built.queue.suspended(), max(fleet.failures())
+            back = loop.time()
+            await eventually(lambda: len(fleet.done(since=back)) == REQUESTS, timeout_seconds=1000)
+            return loop.time() - back, suspended, most
+
+    seconds, suspended, most = steered(scenario())
+    assert seconds <= TARGET_SECONDS
+    assert suspended == []
+    assert most <= OUTAGE_SECONDS / 2 + 20
+
+
+def test_delay_of_another_failure_grows_after_an_outage(steered):
+    async def scenario():
+        queue = FairQueue(uniform=lambda _low, high: high)
+        request, delays = Request("a", "default", "0"), []
+        for unreached in [True] * 15 + [False]:
+            queue.add(request)
+            assert queue.take() == request
+            if unreached:
+                queue.note_unreached(request)
+            delays.append(queue.retry(request))
+            queue.done(request)
+            queue.hasten(request)
+        return delays[-2:]
+
+    unreached, other = steered(scenario())
+    assert unreached == 4
+    assert other > 60
+
+
+def test_many_unreached_requests_are_retried_twenty_a_second(steered):
+    async def scenario():
+        queue = FairQueue(uniform=lambda _low, high: high, rate_limiter=ItemBackoff(initial_seconds=1000))
+        requests = [Request("a", "default", str(number)) for number in range(200)]
+        for request in requests:
+            queue.add(request)
+            queue.take()
+            queue.note_unreached(request)
+        return queue.retry(requests[0])
+
+    assert steered(scenario()) == 10
 
 
 def test_backoff_restarts_after_an_outage(steered):

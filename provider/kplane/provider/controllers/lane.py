@@ -56,7 +56,7 @@ class Lane(Generic[R]):
         self.parked = False
         self.suspended = False
         self.unreached: set[R] = set()
-        """Requests that failed because an API server could not be reached, and have not succeeded since."""
+        """Requests whose last attempt failed because an API server could not be reached."""
         self.release: asyncio.TimerHandle | None = None
         self.warned_full = False
         self.in_ring = False

@@ -24,6 +24,9 @@ R = TypeVar("R", bound=Hashable)
 _LIGHTEST: Final = 0.01
 _HEAVIEST: Final = 100.0
 _RELEASE_SECONDS: Final = 0.5
+_UNREACHED_SECONDS: Final = 4.0
+_UNREACHED_PER_SECOND: Final = 20
+"""Maximum rate at which the requests of a cluster are retried while they wait for an unreachable API server."""
 _STALE: Final = 64
 """Number of superseded delays that a heap may hold besides the current delays."""
 
@@ -50,8 +53,9 @@ class FairQueue(Generic[R]):
     `refused`.
 
     A cluster is suspended while its API server cannot be reached, so its requests wait instead of failing. Shortly
-    after `resume`, requests that failed for this reason are added at once, and their backoff is reset. Tests replace
-    `uniform`.
+    after `resume`, requests that failed for this reason are added at once, and their backoff is reset. A server that no
+    feed observes suspends no cluster, so requests that fail because of it are retried at least every 4 s, or less often
+    if they are many. Tests replace `uniform`.
     """
 
     def __init__(
@@ -179,6 +183,9 @@ class FairQueue(Generic[R]):
                 lane.deficit -= 1.0
                 request = lane.pop()
                 low_priority = lane.dirty.pop(request)
+                if lane.unreached:
+                    # The attempt that begins now decides again whether the request waits for a server.
+                    lane.unreached.discard(request)
                 lane.processing[request] = Taken(lane.generation, low_priority)
                 return request
         return None
@@ -221,10 +228,14 @@ class FairQueue(Generic[R]):
         if low_priority is None:
             return None
         delay = self._limiter.next_delay(request)
-        self.add_after(request, delay, low_priority=low_priority)
         lane = self._lanes.get(_cluster_of(request))
         if lane is not None and lane.suspended:
             lane.unreached.add(request)
+        if lane is not None and request in lane.unreached:
+            # No feed may observe the server, and then no event ends the delay when the server answers again.
+            limit = max(_UNREACHED_SECONDS, len(lane.unreached) / _UNREACHED_PER_SECOND)
+            delay = min(delay, limit * self._uniform(0.5, 1.0))
+        self.add_after(request, delay, low_priority=low_priority)
         return delay
 
     def note_unreached(self, request: R) -> None:
