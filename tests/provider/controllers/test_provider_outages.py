@@ -7,7 +7,7 @@ import collections
 
 import pytest
 
-from kplane.provider import Manager, NotFound, Request, Result, Unreachable, controller
+from kplane.provider import Manager, NotFound, Request, Result, Unreachable, controller, engage, enqueue_mapped
 from kplane.provider.controllers.queue import FairQueue
 from kplane.provider.controllers.rate_limiter import ItemBackoff
 from kplane.provider.controllers.reconcile import is_unreached
@@ -27,6 +27,32 @@ def steered():
     """`steered(coroutine)` runs a coroutine in virtual time."""
     with asyncio.Runner(loop_factory=SteeredLoop) as runner:
         yield runner.run
+
+
+class Sharing:
+    """Coordinator of a process that watches the hub, and works on the hub only if `owns_hub`."""
+
+    def __init__(self, *, owns_hub):
+        self.owns_hub = owns_hub
+
+    async def run(self, target):
+        target.observe_local()
+        while True:
+            for name in filter(self.may_work, target.names()):
+                target.allow(name)
+            await target.wait_changed()
+
+    def may_work(self, cluster):
+        return bool(cluster) or self.owns_hub
+
+    def grace_seconds(self, cluster):
+        return None
+
+    def require_read(self, cluster):
+        pass
+
+    def require_write(self, cluster):
+        return None
 
 
 class Fleet:
@@ -119,6 +145,51 @@ def test_hub_requests_are_reconciled_soon_after_a_member_outage(steered):
     seconds, suspended = steered(scenario())
     assert seconds <= TARGET_SECONDS
     assert suspended == ["member"]
+
+
+@pytest.mark.parametrize("owns_hub", [True, False], ids=["owner of the hub", "watcher of the hub"])
+def test_member_requests_are_reconciled_soon_after_a_hub_outage(steered, monkeypatch, owns_hub):
+    # Only the end of the suspension may end a long delay.
+    monkeypatch.setattr("kplane.provider.controllers.queue._UNREACHED_SECONDS", 1000.0)
+
+    async def scenario():
+        loop, hub, member, fleet = (
+            asyncio.get_running_loop(),
+            FakeCluster(""),
+            FakeCluster("member"),
+            ClustersProvider(),
+        )
+        monkeypatch.setattr("kplane.provider.manager.manager.Cluster", lambda *_, **__: hub)
+        manager = Manager(hub.config, fleet, coordinator=Sharing(owns_hub=owns_hub), workers=4, name="test")
+        done = {}
+
+        async def reconcile(request):
+            await hub.client.get(MAPS, "0", namespace="default")
+            done[request] = loop.time()
+
+        def of_member(_cluster, found):
+            return [Request("member", "default", found["metadata"]["name"])]
+
+        mapped = enqueue_mapped(of_member, preserve_cluster=True)
+        described = controller(manager).named("maps").for_(MAPS, engage(provider=True))
+        built = described.watches(MAPS, mapped, engage(local=True, provider=False)).build(reconcile)
+        async with manager:
+            await fleet.add(member)
+            for number in range(REQUESTS):
+                await hub.client.create(MAPS, {"metadata": {"name": str(number), "namespace": "default"}})
+            await eventually(lambda: len(done) >= REQUESTS)
+            with hub.outage():
+                for number in range(REQUESTS):
+                    built.queue.add(Request("member", "default", str(number)))
+                await asyncio.sleep(OUTAGE_SECONDS)
+                suspended = built.queue.suspended()
+            back = loop.time()
+            await eventually(lambda: sum(when >= back for when in done.values()) >= REQUESTS, timeout_seconds=1000)
+            return loop.time() - back, suspended, built.queue.suspended()
+
+    seconds, suspended, after = steered(scenario())
+    assert seconds <= TARGET_SECONDS
+    assert (suspended, after) == ([""], [])
 
 
 def test_requests_of_an_unwatched_cluster_are_reconciled_soon_after_an_outage(steered):

@@ -75,6 +75,11 @@ class EngagedCluster(Generic[R]):
         """The cluster as last updated."""
         return self.engagement.cluster
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the sources have been stopped."""
+        return self._stopped.is_set()
+
     def start(self, source: ClusterWatch[R], engage: Engage) -> None:
         """Start a source at once if the kinds are discovered in the cluster, otherwise in the background."""
         if isinstance(source, KindSource) and self._is_discovered(source):

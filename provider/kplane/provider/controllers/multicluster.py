@@ -193,13 +193,18 @@ class MulticlusterController(Generic[R]):
             self._start_all(engaged)
         self.queue.unpark(name)
         self._join(name)
+        self._follow_reachability(engaged)
+
+    def _follow_reachability(self, engaged: EngagedCluster[R]) -> None:
+        """Suspend the requests of a cluster while its API server cannot be reached, unless an option says otherwise."""
         if not self._options.while_unreachable:
-            engagement.on_close(engagement.cluster.server_state.subscribe(lambda: self._suspend_or_resume(engaged)))
+            state = engaged.engagement.cluster.server_state
+            engaged.engagement.on_close(state.subscribe(lambda: self._suspend_or_resume(engaged)))
             self._suspend_or_resume(engaged)
 
     def _suspend_or_resume(self, engaged: EngagedCluster[R]) -> None:
         cluster = engaged.engagement.cluster
-        if engaged.ending is not None:
+        if engaged.ending is not None or engaged.stopped:
             return
         if cluster.server_state.reachable:
             self.queue.resume(cluster.name)
@@ -234,6 +239,9 @@ class MulticlusterController(Generic[R]):
         hub = self._hub = self._engaged_cluster(engagement, add=self._add_mapped)
         engagement.on_close(lambda: self._leave_hub(hub))
         self._start_all(hub)
+        # A process that only watches the hub has no requests of it. But the end of the suspension also adds the
+        # requests of other clusters that failed because of the hub.
+        self._follow_reachability(hub)
         review = self._review = Review(self.name, engagement, sources=hub.kinds, add=self.queue.add_after)
         _ = engagement.spawn(review.run(), name=f"{self.name} reviews the local cluster")
 
@@ -241,6 +249,9 @@ class MulticlusterController(Generic[R]):
         hub.stop()
         if self._hub is hub:
             self._hub = self._review = None
+            if LOCAL not in self._engaged:
+                # No feed would end the suspension any more.
+                self.queue.resume(LOCAL)
 
     def _watched_locally(self) -> list[EngagedCluster[R]]:
         return [self._hub] if self._hub is not None else []
@@ -291,6 +302,9 @@ class MulticlusterController(Generic[R]):
         engaged.stop()
         del self._engaged[name]
         self.stats.dropped["gone"] += self.queue.drop(name)
+        if name == LOCAL and self._hub is not None:
+            # The process may lose the hub because the hub cannot be reached, and then continues to watch the hub.
+            self._suspend_or_resume(self._hub)
         self._awaited.drop(name)
         await self._controller.drain(lambda request: request.cluster == name, grace_seconds=self._grace_seconds(name))
         if name not in self._engaged:
