@@ -19,7 +19,24 @@ MISSPELLED = {
     "v1/ConfigMaps": "v1/ConfigMap",
     "apps/v1/deployments": "apps/v1/Deployment",
     "networking.k8s.io/v1/ingresses": "networking.k8s.io/v1/Ingress",
+    "v1/Deployment": "apps/v1/Deployment",
+    "v1/deployments": "apps/v1/Deployment",
+    "v2/Pod": "v1/Pod",
+    "apps/v1/Pod": "v1/Pod",
+    "core/v1/ConfigMap": "v1/ConfigMap",
+    "core/v1/Event": "v1/Event",
+    "apps/Deployment": "apps/v1/Deployment",
+    "apps/stable/Deployment": "apps/v1/Deployment",
+    "extensions/v1beta1/Ingress": "networking.k8s.io/v1/Ingress",
+    "networking/v1/Ingress": "networking.k8s.io/v1/Ingress",
+    "autoscaling/HorizontalPodAutoscaler": "autoscaling/v2/HorizontalPodAutoscaler",
 }
+OLD_VERSIONS = {
+    "apps/v1beta1/Deployment": "apps/v1/Deployment",
+    "batch/v1beta1/CronJob": "batch/v1/CronJob",
+    "networking.k8s.io/v1beta1/Ingress": "networking.k8s.io/v1/Ingress",
+}
+"""Kinds in versions that some releases of Kubernetes serve."""
 WIDGETS = Resource("example.com/v1", "Widget", "widgets", namespaced=True)
 LOCAL = ClusterConfig("https://127.0.0.1:1")
 
@@ -37,7 +54,8 @@ def test_controller_of_misspelled_kind_is_refused_with_a_suggestion(kind, right)
 
 def test_parse_kind_accepts_every_correct_spelling():
     assert [str(parse_kind(kind)) for kind in BUILT_IN] == list(BUILT_IN)
-    assert str(parse_kind("example.com/v1/configmaps")) == "example.com/v1/configmaps"
+    for kind in ("example.com/v1/configmaps", "example.com/stable/Service", *OLD_VERSIONS):
+        assert str(parse_kind(kind)) == kind
 
 
 @pytest.mark.parametrize("kind", ["example.com/v1/widgets", "example.com/v1/widget", "example.com/v1/WIDGET"])
@@ -48,6 +66,19 @@ async def test_client_names_the_spelling_that_the_server_has(kind):
         with pytest.raises(NotServed, match="CustomResourceDefinition") as caught:
             await client.resource("example.com/v1/Gadget")
         assert not isinstance(caught.value, KindMisspelled)
+
+
+@pytest.mark.parametrize(("kind", "right"), OLD_VERSIONS.items())
+async def test_client_suggests_the_version_of_a_built_in_kind(kind, right):
+    async with FakeCluster("a").client as client:
+        with pytest.raises(KindMisspelled, match=re.escape(f"the kind is written {right!r}")):
+            await client.resource(kind)
+
+
+async def test_client_suggests_no_built_in_kind_for_a_custom_group():
+    async with FakeCluster("a").client as client:
+        with pytest.raises(NotServed, match="CustomResourceDefinition"):
+            await client.resource("serving.knative.dev/v1/Service")
 
 
 async def test_controller_logs_misspelled_kind_of_a_cluster_as_error(caplog, eventually):

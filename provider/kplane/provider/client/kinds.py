@@ -73,6 +73,8 @@ BUILT_IN: Final[dict[str, Resource]] = {
 
 _NAME: Final = re.compile(r"(?P<api_version>(?:[a-z0-9.-]{1,253}/)?[a-z0-9]{1,63})/(?P<kind>[A-Za-z][A-Za-z0-9]{0,62})")
 
+_VERSION: Final = re.compile(r"v[0-9]+((alpha|beta)[0-9]+)?")
+
 
 class KindName(NamedTuple):
     """Name of a kind: upstream's GroupVersionKind."""
@@ -84,6 +86,11 @@ class KindName(NamedTuple):
     def group(self) -> str:
         """API group; empty for the kinds of `v1`."""
         return self.api_version.rpartition("/")[0]
+
+    @property
+    def version(self) -> str:
+        """Version of the API group, such as `v1`."""
+        return self.api_version.rpartition("/")[2]
 
     @override
     def __str__(self) -> str:
@@ -129,7 +136,8 @@ def typed_kind(
 def parse_kind(kind: Kind[Any]) -> KindName:
     """Return the name of a kind, which need not exist in a cluster. Raises ProviderError for an invalid name.
 
-    A misspelled kind of Kubernetes, such as `v1/configmaps`, is invalid too, because no cluster serves it.
+    A misspelled kind of Kubernetes, such as `v1/configmaps` or `v1/Deployment`, is invalid too, because no cluster
+    serves it.
     """
     if isinstance(kind, Resource):
         return KindName(kind.api_version, kind.kind)
@@ -140,9 +148,10 @@ def parse_kind(kind: Kind[Any]) -> KindName:
         raise ProviderError(
             f"{kind!r} is not the name of a kind: it is written as 'v1/ConfigMap' or 'apps/v1/Deployment'"
         )
-    if kind not in BUILT_IN and (right := _spellings().get(kind.lower())) is not None:
+    name = KindName(match["api_version"], match["kind"])
+    if kind not in BUILT_IN and (right := _spellings().get(kind.lower()) or _refused(name)) is not None:
         raise ProviderError(f"no cluster serves {kind!r}: the kind is written {right!r}")
-    return KindName(match["api_version"], match["kind"])
+    return name
 
 
 @functools.cache
@@ -150,6 +159,38 @@ def _spellings() -> Mapping[str, str]:
     """Return the built-in kinds by their common misspellings: plurals, and names in lower case."""
     plurals = {f"{resource.api_version}/{resource.plural}": name for name, resource in BUILT_IN.items()}
     return plurals | {name.lower(): name for name in BUILT_IN}
+
+
+@functools.cache
+def _named() -> Mapping[str, list[KindName]]:
+    """Return the built-in kinds by kind and plural, in lower case."""
+    named: dict[str, list[KindName]] = {}
+    for resource in BUILT_IN.values():
+        for name in {resource.kind.lower(), resource.plural}:
+            named.setdefault(name, []).append(KindName(resource.api_version, resource.kind))
+    return named
+
+
+def _refused(name: KindName) -> str | None:
+    """Return the built-in kind that a name means which no cluster can serve, such as `v1/Deployment`; else None.
+
+    Only Kubernetes has groups without a dot. It may serve further versions of the kinds in such a group.
+    """
+    same_group = any(other.group == name.group for other in _named().get(name.kind.lower(), []))
+    served_somewhere = "." in name.group or (name.group and same_group and _VERSION.fullmatch(name.version))
+    return None if served_somewhere else _built_in_for(name)
+
+
+def _built_in_for(name: KindName) -> str | None:
+    """Return the built-in kind that is closest to a name by group and version; None if no group has the kind."""
+    candidates = _named().get(name.kind.lower())
+    if candidates is None:
+        return None
+    # Authors call the group of `v1` core, and leave out versions and domains.
+    group = (name.group or ("" if _VERSION.fullmatch(name.version) else name.version)).partition(".")[0]
+    group = "" if group == "core" else group
+    same_group = [other for other in candidates if other.group.partition(".")[0] == group] or candidates
+    return str(([other for other in same_group if other.version == name.version] or same_group)[-1])
 
 
 def resource_of(kind: Kind[Any]) -> Resource:
@@ -177,7 +218,7 @@ async def discover(client: Rest, kind: str) -> Resource:
     Raises NotServed if the cluster does not serve the kind, KindMisspelled if the cluster spells it in another way, and
     ProviderError for an invalid name.
     """
-    api_version, name = parse_kind(kind)
+    api_version, name = asked = parse_kind(kind)
     misspelled = ""
     path = f"/{'apis' if '/' in api_version else 'api'}/{api_version}"
     try:
@@ -193,6 +234,10 @@ async def discover(client: Rest, kind: str) -> Resource:
             return Resource(api_version, name, plural, namespaced)
         if name.lower() in {plural, entry.get("singularName"), served.lower()}:
             misspelled = f"{api_version}/{served}"
+    if not misspelled and any(other.group == asked.group for other in _named().get(name.lower(), [])):
+        # The group is of Kubernetes, so no CustomResourceDefinition adds the version.
+        built_in = _built_in_for(asked)
+        misspelled = built_in if built_in is not None and built_in != kind else ""
     if misspelled:
         raise KindMisspelled(f"{client.config.server} serves no {kind}: the kind is written {misspelled!r}")
     raise NotServed(f"{client.config.server} serves no {kind}: apply its CustomResourceDefinition, or correct the name")
