@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from kplane.provider import NotFound, ProviderError, Request, Resource
+from kplane.provider import ClusterNotReady, Manager, NotFound, ProviderError, Request, Resource
 from kplane.provider.controllers.builder import controller, engage
 from kplane.provider.controllers.handlers import enqueue_owner
+from kplane.provider.providers.clusters import ClustersProvider
+from kplane.provider.serving.metrics import ManagerMetrics, render_families
+from kplane.provider.testing import FakeCluster
 
 WIDGET = "example.com/v1/Widget"
 WIDGETS = Resource("example.com/v1", "Widget", "widgets", namespaced=True)
@@ -52,6 +55,46 @@ async def test_kind_is_watched_in_each_cluster_once_served(
     told = [line for line in caplog.text.splitlines() if "failed to watch" in line]
     assert len(told) == 1
     assert f"serves no {WIDGET}: apply its CustomResourceDefinition" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "served", "remedy"),
+    [
+        (WIDGET, [], "apply its CustomResourceDefinition"),
+        ("example.com/v1/widgets", [WIDGETS], f"the kind is written '{WIDGET}'"),
+    ],
+    ids=["missing CRD", "misspelled"],
+)
+async def test_unserved_kind_is_named_by_wait_synced_health_and_metrics(work, eventually, kind, served, remedy):
+    provider, cluster = ClustersProvider(), FakeCluster("a", kinds=served)
+    manager = Manager(None, provider, name="test")
+    built = controller(manager).named("widgets").for_(kind).build(work.reconcile)
+    async with manager:
+        await provider.add(cluster)
+        await eventually(lambda: cluster.health.kinds)
+        assert cluster.health.state == "Ready"
+        assert cluster.health.kinds.keys() == {kind}
+        assert (cluster.health.kinds[kind].reason, remedy in cluster.health.kinds[kind].message) == ("NotServed", True)
+        families = render_families(ManagerMetrics(manager).collect()).decode()
+        assert f'multicluster_refused_kinds{{kind="{kind}",reason="NotServed"}} 1.0' in families
+        with pytest.raises(ClusterNotReady, match="failed to watch") as caught:
+            await built.wait_synced("a", timeout_seconds=0.01)
+        assert remedy in str(caught.value)
+    assert cluster.health.kinds == {}
+
+
+async def test_kind_that_is_served_later_leaves_the_refused_kinds(
+    manager, work, serving, eventually, fleet, monkeypatch
+):
+    monkeypatch.setattr("kplane.provider.controllers.engaged._RETRY_SECONDS", 0.01)
+    built = controller(manager).for_(WIDGET).build(work.reconcile)
+    async with fleet(manager) as given:
+        late = serving("late", served=False)
+        await given.add_or_replace(late)
+        await eventually(lambda: WIDGET in late.health.kinds)
+        late.served = True
+        await built.wait_synced("late")
+        assert late.health.kinds == {}
 
 
 async def test_filtered_cluster_is_not_asked_for_discovery(manager, work, serving, eventually, fleet):

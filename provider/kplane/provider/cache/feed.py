@@ -29,6 +29,7 @@ from kplane.provider.errors import (
     Expired,
     Forbidden,
     NotFound,
+    NotServed,
     ProviderError,
     ServerError,
     TooManyRequests,
@@ -36,7 +37,7 @@ from kplane.provider.errors import (
     Unreachable,
 )
 
-__all__ = ["Feed", "FeedState", "Refusal", "Sink"]
+__all__ = ["Feed", "FeedState", "Refusal", "Sink", "refusal_of"]
 
 log: Final = logging.getLogger(__name__)
 
@@ -238,7 +239,7 @@ class Feed:
 
     async def _pause(self, error: Exception) -> None:
         self.error = str(error) or type(error).__name__
-        self.refusal = _refusal(error)
+        self.refusal = refusal_of(error)
         self._server.observe(self, answers=not _is_of_server(error))
         unreachable = isinstance(error, Unreachable) and _is_of_server(error)
         if self._in_outage and not unreachable:
@@ -427,8 +428,10 @@ class Feed:
             self._sink.apply(events, resource_version=self._resource_version or "")
 
 
-def _refusal(error: Exception) -> Refusal | None:
+def refusal_of(error: Exception) -> Refusal | None:
     """Return the refusal that an error means, if any. A list or watch gets 404 if the server has no such kind."""
+    if isinstance(error, NotServed):
+        return Refusal("NotServed", str(error))
     if isinstance(error, NotFound):
         return Refusal("NotServed", error.message)
     return Refusal("Forbidden", error.message) if isinstance(error, Forbidden) else None

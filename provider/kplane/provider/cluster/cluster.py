@@ -103,6 +103,8 @@ class _Live:
         self.client: Client | None = None
         self.cache: Cache | None = None
         self.recorders: dict[str, EventRecorder] = {}
+        self.refused_sources: dict[object, tuple[str, Refusal]] = {}
+        """Kinds that sources wait for, and that the cluster refused at their discovery, by source."""
         self.ended = False
 
     def before_write(self) -> float | None:
@@ -216,7 +218,20 @@ class Cluster:
         cache = self._live.cache
         if self._live.ended:
             return Health("Gone")
-        return Health(_HEALTH[cache.state], cache.error, cache.refusals) if cache is not None else Health("Ready")
+        kinds = dict(self._live.refused_sources.values())
+        if cache is None:
+            return Health("Ready", kinds=kinds)
+        return Health(_HEALTH[cache.state], cache.error, {**kinds, **cache.refusals})
+
+    def note_refusal(self, source: object, kind: str, refusal: Refusal | None) -> None:
+        """Add the kind that a source waits for to the refused kinds of `health`; None ends the wait of the source.
+
+        A kind that was never discovered has no informer that could tell.
+        """
+        if refusal is None:
+            self._live.refused_sources.pop(source, None)
+        else:
+            self._live.refused_sources[source] = kind, refusal
 
     def wire(self, wiring: Wiring) -> None:
         """Configure client and cache before their first use; `before_write` takes effect at once."""

@@ -11,6 +11,8 @@ from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.aio.running import keep_running
 from kplane.provider.cache.event import Registration
+from kplane.provider.cache.feed import refusal_of
+from kplane.provider.client.kinds import parse_kind
 from kplane.provider.client.typed import title_of as title_of_kind
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.cluster.context import title_of
@@ -66,6 +68,8 @@ class EngagedCluster(Generic[R]):
         self._tasks: list[asyncio.Task[None]] = []
         self._starting = 0
         """Number of sources that have not started yet."""
+        self._failures: dict[object, str] = {}
+        """Causes for which sources have not started yet."""
         self._started = asyncio.Event()
         """Event that is set, and replaced, when a source has started."""
         self._stopped = asyncio.Event()
@@ -74,6 +78,11 @@ class EngagedCluster(Generic[R]):
     def cluster(self) -> Cluster:
         """The cluster as last updated."""
         return self.engagement.cluster
+
+    @property
+    def failures(self) -> list[str]:
+        """Causes for which sources have not started yet, each with the name of the source."""
+        return list(self._failures.values())
 
     @property
     def stopped(self) -> bool:
@@ -151,6 +160,17 @@ class EngagedCluster(Generic[R]):
             self._tasks.append(self.engagement.spawn(keep_running(name, lambda: run(self.add)), name=name))
 
     async def _start_when_served(self, source: ClusterWatch[R], engage: Engage) -> None:
+        waiter = object()
+        try:
+            await self._start_with_retries(source, engage, waiter=waiter)
+        finally:
+            self._failures.pop(waiter, None)
+            self.cluster.note_refusal(waiter, _kind_of(source), None)
+        self._starting -= 1
+        started, self._started = self._started, asyncio.Event()
+        started.set()
+
+    async def _start_with_retries(self, source: ClusterWatch[R], engage: Engage, *, waiter: object) -> None:
         backoff = Backoff(initial_seconds=_RETRY_SECONDS, maximum_seconds=_MAXIMUM_SECONDS)
         wants: bool | None = None
         logged = ""
@@ -163,7 +183,10 @@ class EngagedCluster(Generic[R]):
                     self._start(source)
             except Exception as error:
                 # A custom source can raise any error, and a kind can be missing for days: log each cause once.
-                if (cause := str(error) or type(error).__name__) != logged:
+                cause = str(error) or type(error).__name__
+                self._failures[waiter] = f"failed to watch {name_of(source)}: {cause}"
+                self.cluster.note_refusal(waiter, _kind_of(source), refusal_of(error))
+                if cause != logged:
                     message = "%s: failed to watch %s of cluster %s: %s; retrying"
                     trace = None if isinstance(error, ProviderError) else error
                     # A misspelled kind is a mistake of the program, which no CustomResourceDefinition corrects.
@@ -172,10 +195,11 @@ class EngagedCluster(Generic[R]):
                     logged = cause
                 await asyncio.sleep(backoff.next_delay())
             else:
-                break
-        self._starting -= 1
-        started, self._started = self._started, asyncio.Event()
-        started.set()
+                return
+
+
+def _kind_of(source: object) -> str:
+    return str(parse_kind(source.kind)) if isinstance(source, KindSource) else name_of(source)
 
 
 def name_of(source: object) -> str:

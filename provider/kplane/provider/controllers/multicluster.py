@@ -160,6 +160,7 @@ class MulticlusterController(Generic[R]):
         """Wait until the sources of a cluster have added requests for all present objects.
 
         Raises ClusterNotReady if the controller does not work on the cluster, stops its work there, or takes longer.
+        The error names kinds that the cluster does not serve.
         """
         engaged = self._engaged.get(cluster)
         if cluster == LOCAL and self._hub is not None:
@@ -170,8 +171,9 @@ class MulticlusterController(Generic[R]):
             async with asyncio.timeout(timeout_seconds):
                 await engaged.wait_synced()
         except TimeoutError:
+            why = "".join(f"; it {failure}" for failure in engaged.failures)
             raise ClusterNotReady(
-                f"{self.name} does not know all objects of cluster {cluster!r} after {timeout_seconds:g} s"
+                f"{self.name} does not know all objects of cluster {cluster!r} after {timeout_seconds:g} s{why}"
             ) from None
 
     async def engage(self, engagement: Engagement) -> None:

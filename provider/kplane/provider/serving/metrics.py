@@ -116,7 +116,8 @@ class ManagerMetrics(Collector):
             "Clusters that do not serve a kind, or do not let it be read.",
             labels=["kind", "reason"],
         )
-        refusals = Counter((kind, refusal.reason) for _, cache in caches for kind, refusal in cache.refusals.items())
+        kinds = [(kind, refusal.reason) for cluster in clusters for kind, refusal in cluster.health.kinds.items()]
+        refusals = Counter(kinds)
         for (kind, refusal_reason), count in refusals.items():
             refused.add_metric([kind, refusal_reason], count)
         yield refused
