@@ -418,3 +418,58 @@ async def test_informer_relists_periodically(play, eventually):
         await eventually(lambda: len(seen) == 2)
     assert seen[1] == ("DELETED", "ghost", "1", False)
     assert script.asked[:2] == ["stream", "stream"]
+
+
+async def test_refresh_returns_after_list_begun_later(play):
+    gate = asyncio.Event()
+    listed = event("ADDED", item("ghost", 1)), event("ADDED", item("new", 7))
+    first, second = [listed[0] + end(), "stall"], [gate.wait, listed[1] + end(9), "stall"]
+    seen = Seen()
+    async with play(streams=[first, second, [listed[1] + end(9), "stall"]]) as (informer, script):
+        informer.add_handler(seen)
+        await informer.wait_synced()
+        assert informer.down_seconds == 0.0
+        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+            # The watch is silent, so only a list shows that one object is gone and another is new.
+            refresh = group.create_task(informer.refresh())
+            while script.asked != ["stream", "stream"]:
+                await asyncio.sleep(0)
+            assert not refresh.done()
+            # The second list has begun before this call, so a third one follows.
+            group.create_task(informer.refresh())
+            await asyncio.sleep(0)
+            gate.set()
+        assert informer.state == "ready"
+    assert [change[:2] for change in seen] == [("ADDED", "ghost"), ("DELETED", "ghost"), ("ADDED", "new")]
+    assert script.asked == ["stream", "stream", "stream"]
+
+
+async def test_refresh_waits_for_server_that_is_away(play, eventually):
+    first, second = [event("ADDED", item("a", 1)) + end(), "stall"], [event("ADDED", item("a", 1)) + end(9), "stall"]
+    async with play(streams=[first, 503, 503, second]) as (informer, script):
+        await informer.wait_synced()
+        async with asyncio.timeout(10):
+            await informer.refresh()
+        assert informer.down_seconds == 0.0
+    assert script.asked == ["stream"] * 4
+
+
+async def test_down_seconds_grow_until_watch_is_open_again(play, eventually):
+    stream = [event("ADDED", item("a", 1)) + end(), "reset"]
+    gate = asyncio.Event()
+    async with play(streams=[stream], watches=[503, 503, [gate.wait, "stall"]]) as (informer, _script):
+        await eventually(lambda: informer.down_seconds > 0)
+        assert informer.state == "unreachable"
+        gate.set()
+        await eventually(lambda: informer.down_seconds, lambda seconds: seconds == 0)
+        assert informer.state == "ready"
+
+
+async def test_refresh_of_stopped_informer_raises_not_ready(play):
+    async with play(streams=[[end(), "stall"]]) as (informer, _script):
+        await informer.wait_synced()
+        refresh = asyncio.create_task(informer.refresh())
+        await asyncio.sleep(0)
+        await informer.aclose()
+        with pytest.raises(ClusterNotReady):
+            await refresh

@@ -55,6 +55,10 @@ _STREAM_DEADLINES: Final = 10
 _REFUSALS: Final = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
 
 
+class _RelistRequested(Exception):
+    """Ends a working watch, because its objects are to be listed again."""
+
+
 class Refusal(NamedTuple):
     """Reason why the server refuses reads of a kind: it does not serve the kind, or RBAC denies the read."""
 
@@ -150,6 +154,12 @@ class Feed:
         self._backoff = backoff or Backoff(initial_seconds=0.5, maximum_seconds=30.0, factor=1.5)
         self._resource_version: str | None = None
         self._relist_at = 0.0
+        self._relists_requested = 0
+        """Number of calls of `relist`."""
+        self._relists_done = 0
+        """Number of calls of `relist` that the latest list answers."""
+        self._open_watch: asyncio.Timeout | None = None
+        """Ends the watch that is open, if it is rescheduled."""
         self._read_version = 0
         """resourceVersion of a single object when it was read; 0 for collections."""
         self._expired = False
@@ -161,6 +171,8 @@ class Feed:
         time, so that a server which answers now and then does not cause a busy loop."""
         self._failing_since = 0.0
         """Time of the first failure since the last steady watch."""
+        self._down_since: float | None = None
+        """Time of the first failure since the last working watch."""
         self._warned = ""
         """Exception name of the last warning, which is not logged again at that level."""
 
@@ -168,9 +180,25 @@ class Feed:
     def __str__(self) -> str:
         return f"{self._resource.plural} {self._scope}".rstrip()
 
+    @property
+    def down_seconds(self) -> float:
+        """Seconds since the watch failed and was not open again; 0 while it is open, and before the first attempt."""
+        return 0.0 if self._down_since is None else asyncio.get_running_loop().time() - self._down_since
+
+    @property
+    def _needs_relist(self) -> bool:
+        return self._relists_done < self._relists_requested
+
+    def relist(self) -> None:
+        """List all objects again as soon as possible, even if the watch works or a list is in progress."""
+        self._relists_requested += 1
+        if self._open_watch is not None:
+            self._open_watch.reschedule(asyncio.get_running_loop().time())
+
     def reset(self) -> None:
         """Forget the state, so that the next `run` begins with a new list."""
         self.state, self.error, self.refusal = "connecting", "", None
+        self._down_since = None
         self._resource_version, self._hurried, self._warned = None, False, ""
         self._expired = self._in_outage = False
         self._backoff.reset()
@@ -186,6 +214,8 @@ class Feed:
         while True:
             try:
                 await self._follow()
+                self.restarts["closed"] += 1
+            except _RelistRequested:
                 self.restarts["closed"] += 1
             except Expired as error:
                 self._resource_version = None
@@ -218,6 +248,7 @@ class Feed:
         Without this delay, a server that closes each watch at once would cause a busy loop.
         """
         self.state, self.error, self.refusal = "ready", "", None
+        self._down_since = None
         self._server.observe(self, answers=True)
         self._server.answered()
         loop = asyncio.get_running_loop()
@@ -240,6 +271,8 @@ class Feed:
     async def _pause(self, error: Exception) -> None:
         self.error = str(error) or type(error).__name__
         self.refusal = refusal_of(error)
+        if self._down_since is None:
+            self._down_since = asyncio.get_running_loop().time()
         self._server.observe(self, answers=not _is_of_server(error))
         unreachable = isinstance(error, Unreachable) and _is_of_server(error)
         if self._in_outage and not unreachable:
@@ -284,10 +317,11 @@ class Feed:
             await self._follow_object(name)
             return
         now = asyncio.get_running_loop().time()
-        if self._resource_version is None or now >= self._relist_at:
+        if self._resource_version is None or now >= self._relist_at or self._needs_relist:
             if not self._server.refuses_streams and self._backoff.failures < _PATIENCE and await self._stream():
                 return
             self._sink.begin()
+            requested = self._relists_requested
             listing = await self._client.collect(
                 lambda: _Listing(self._reader),
                 self._resource,
@@ -295,7 +329,7 @@ class Feed:
                 label_selector=self._scope.label_selector,
                 field_selector=self._field_selector,
             )
-            await self._replace(listing.entries, listing.resource_version)
+            await self._replace(listing.entries, listing.resource_version, requested=requested)
         # The watch must end when the next relist is due.
         left = max(1.0, self._relist_at - asyncio.get_running_loop().time())
         seconds = min(self._watch_seconds * random.uniform(0.8, 1.0), left)  # noqa: S311
@@ -309,6 +343,7 @@ class Feed:
         async with self._watch(seconds=seconds) as watch:
             await watch.open()
             self._sink.begin()
+            requested = self._relists_requested
             try:
                 existing = await self._client.get(self._resource, name, namespace=self._namespace)
             except NotFound:
@@ -320,6 +355,7 @@ class Feed:
             matches = parse_label_selector(self._scope.label_selector or "")
             version = entries[0].resource_version if entries else ""
             await self._sink.replace([entry for entry in entries if matches(entry.labels)], resource_version=version)
+            self._relists_done = requested
             with self._steady(seconds):
                 await self._consume(watch)
 
@@ -328,6 +364,7 @@ class Feed:
         server = self._client.config.server
         seconds = min(self._watch_seconds * random.uniform(0.8, 1.0), self._relist_seconds)  # noqa: S311
         self._sink.begin()
+        requested = self._relists_requested
         async with self._watch(seconds=seconds, initial_events=True) as watch:
             try:
                 await watch.open()
@@ -337,7 +374,7 @@ class Feed:
                 log.info("listing %s of %s in pages: the server refuses to stream them: %s", self, server, error)
                 self._server.refuses_streams = True
                 return False
-            lines = await self._read_initial(watch)
+            lines = await self._read_initial(watch, requested=requested)
             if lines is None:
                 log.info("listing %s of %s in pages: the stream has no end of the initial objects", self, server)
                 self._server.refuses_streams = True
@@ -347,7 +384,7 @@ class Feed:
                 await self._consume(watch)
         return True
 
-    async def _read_initial(self, watch: Watch) -> list[bytes] | None:
+    async def _read_initial(self, watch: Watch, *, requested: int) -> list[bytes] | None:
         """Read the initial objects. Returns the lines after them, or None if their end bookmark never comes."""
         present: dict[Key, Entry] = {}
         limits, server = self._client.limits, self._client.config.server
@@ -360,7 +397,9 @@ class Feed:
                             intake.count(line)
                             change = self._reader.change(line)
                             if change.initial_end:
-                                await self._replace([*present.values()], change.entry.resource_version)
+                                await self._replace(
+                                    [*present.values()], change.entry.resource_version, requested=requested
+                                )
                                 return lines[number:]
                             if change.type == "DELETED":
                                 present.pop(change.entry.key, None)
@@ -374,9 +413,11 @@ class Feed:
         async with asyncio.timeout(self._client.timeout_seconds):
             return await watch.read()
 
-    async def _replace(self, entries: list[Entry], resource_version: str) -> None:
+    async def _replace(self, entries: list[Entry], resource_version: str, *, requested: int) -> None:
+        """Replace all objects by a list. `requested` is the number of calls of `relist` before the list began."""
         relist_seconds = self._relist_seconds * random.uniform(0.5, 1.0)  # noqa: S311
         self._relist_at = asyncio.get_running_loop().time() + relist_seconds
+        self._relists_done = requested
         await self._sink.replace(entries, resource_version=resource_version)
         self._resource_version = resource_version
 
@@ -404,8 +445,19 @@ class Feed:
         )
 
     async def _consume(self, watch: Watch) -> None:
-        while lines := await watch.read():
-            await self._handle(lines)
+        """Handle the events of a watch until its end. Raises _RelistRequested if `relist` is called before."""
+        try:
+            async with asyncio.timeout(None) as self._open_watch:
+                if self._needs_relist:
+                    raise _RelistRequested
+                while lines := await watch.read():
+                    await self._handle(lines)
+        except TimeoutError:
+            if self._open_watch is not None and self._open_watch.expired():
+                raise _RelistRequested from None
+            raise
+        finally:
+            self._open_watch = None
 
     async def _handle(self, lines: list[bytes]) -> None:
         for start in range(0, len(lines), _SLICE):

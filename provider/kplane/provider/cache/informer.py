@@ -144,6 +144,11 @@ class Informer:
         return states - {"connecting"} if self.synced.is_set() else states
 
     @property
+    def down_seconds(self) -> float:
+        """Seconds since a watch failed and was not open again; 0 while all are open."""
+        return max((feed.down_seconds for feed in self.feeds), default=0.0)
+
+    @property
     def error(self) -> str:
         """Last error of a feed: the server is unreachable, or refuses the kind."""
         return next((feed.error for feed in self.feeds if feed.error), "")
@@ -232,6 +237,20 @@ class Informer:
             self.scope.require(self.resource, namespace=namespace)
             if unless_refused:
                 self._require_served(namespace)
+            await self._state_changed.wait()
+            self._require_open()
+
+    async def refresh(self) -> None:
+        """List all objects again, and wait until the cache has every change from before this call.
+
+        The watch alone is behind the server by an unknown time. Raises ClusterNotReady if the informer is stopped
+        before.
+        """
+        awaited = {part: part.mirror.lists_begun + 1 for part in self._parts}
+        for part in awaited:
+            part.feed.relist()
+        self._require_open()
+        while any(part.mirror.last_listed < number for part, number in awaited.items() if part in self._parts):
             await self._state_changed.wait()
             self._require_open()
 

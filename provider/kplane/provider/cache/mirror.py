@@ -26,8 +26,8 @@ _SLICE: Final = 100
 class Mirror:
     """Applies the changes of a feed to the store of an informer, and calls the handlers of the informer.
 
-    The feed reads the objects of `namespace`, or of all. `changed` is called when the mirror is synced, and when the
-    server refuses the kind. `observe` and `observe_removal` apply answers to writes of this process, so that readers
+    The feed reads the objects of `namespace`, or of all. `changed` is called after each list, and when the server
+    refuses the kind. `observe` and `observe_removal` apply answers to writes of this process, so that readers
     see their own writes.
     """
 
@@ -43,6 +43,9 @@ class Mirror:
     ) -> None:
         self.synced = False
         """Whether the first list is complete."""
+        self.lists_begun = 0
+        self.last_listed = 0
+        """Number of the latest list that is complete, as `lists_begun` counts them."""
         self._store = store
         self._handlers = handlers
         self._namespace = namespace
@@ -58,18 +61,20 @@ class Mirror:
 
     def begin(self) -> None:
         """Note that a list of the feed begins."""
+        self.lists_begun += 1
         self._own_writes.begin_list()
 
     async def replace(self, entries: list[Entry], *, resource_version: str) -> None:
         """Replace all objects by these, except objects that this process has written since the list began."""
         self._own_writes.take_list(entries, version=version_of(resource_version))
+        number = self.lists_begun
         try:
             await self._replace(entries)
         finally:
             self._own_writes.end_list()
-        if not self.synced:
-            self.synced = True
-            self._changed()
+        self.last_listed = number
+        self.synced = True
+        self._changed()
 
     async def _replace(self, entries: list[Entry]) -> None:
         present = {entry.key for entry in entries}

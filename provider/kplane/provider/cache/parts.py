@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, NoReturn
 
 from kplane.provider.cache.feed import Feed
@@ -42,6 +42,10 @@ class Parts:
             self._parts.update((namespace, follow(scope.part(namespace))) for namespace in scope.namespaces)
         else:
             self._parts[None] = follow(scope)
+
+    def __iter__(self) -> Iterator[Part]:
+        """Return the present parts."""
+        return iter(tuple(self._parts.values()))
 
     @property
     def synced(self) -> bool:
