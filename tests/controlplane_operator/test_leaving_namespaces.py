@@ -83,7 +83,7 @@ def control_plane(uid: str, **spec: Any) -> ControlPlane:
 
 def namespaces(namespace: dict[str, Any]) -> ManagementNamespaces:
     stores = Stores()
-    stores.namespaces.replace([namespace], resource_version="1")
+    stores.namespaces.apply(namespace)
     context = SimpleNamespace(client=Cluster(namespace), stores=stores, namespace="kplane-system")
     return ManagementNamespaces(cast("OperatorContext", context))
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kplane.controlplane_operator.watch import event_routing
-from kplane.controlplane_operator.watch.cache import Change, Store
+from kplane.controlplane_operator.watch.cache import Change, MergedStore, Store
 from kplane.controlplane_operator.watch.event_routing import connect, wake_all
 from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
@@ -29,35 +29,35 @@ def recorded(store: Store) -> list[Change]:
 
 
 def test_store_keeps_newer_state_over_older() -> None:
-    store = Store(SECRETS)
+    store = MergedStore(SECRETS)
     store.apply(secret("a", 5, value="new"))
     store.apply(secret("a", 4, value="old"))
-    store.replace([secret("a", 3, value="older")], resource_version="3")
+    store.replace([secret("a", 3, value="older")], resource_version="3", namespace="ns")
     assert store.get(("ns", "a")) == secret("a", 5, value="new")
 
 
 def test_replace_reports_missed_delete_and_keeps_later_object() -> None:
-    store = Store(SECRETS)
+    store = MergedStore(SECRETS)
     store.apply(secret("gone", 4))
     store.apply(secret("later", 9))
     changes = recorded(store)
-    store.replace([secret("kept", 5)], resource_version="8")
+    store.replace([secret("kept", 5)], resource_version="8", namespace="ns")
     assert {obj["metadata"]["name"] for obj in store} == {"kept", "later"}
     assert [change.key[1] for change in changes if change.new is None] == ["gone"]
 
 
 def test_replace_with_older_list_keeps_object_deleted() -> None:
-    store = Store(SECRETS)
+    store = MergedStore(SECRETS)
     store.apply(secret("a", 4))
     store.remove(secret("a", 7))
-    store.replace([secret("a", 4)], resource_version="6")
+    store.replace([secret("a", 4)], resource_version="6", namespace="ns")
     assert store.get(("ns", "a")) is None
     store.apply(secret("a", 9))
     assert store.get(("ns", "a")) is not None
 
 
 def test_lacks_is_true_only_for_versions_after_the_known() -> None:
-    store = Store(SECRETS)
+    store = MergedStore(SECRETS)
     store.apply(secret("known", 5))
     store.remove(secret("gone", 7))
 
@@ -84,10 +84,10 @@ def test_read_decodes_each_state_once() -> None:
 
 
 def test_repeated_state_is_a_single_change() -> None:
-    store = Store(SECRETS)
+    store = MergedStore(SECRETS)
     changes = recorded(store)
     store.apply(secret("a", 1))
-    store.replace([secret("a", 1)], resource_version="3")
+    store.replace([secret("a", 1)], resource_version="3", namespace="ns")
     assert len(changes) == 1
 
 
@@ -115,7 +115,8 @@ def test_failing_indexer_is_logged_and_other_objects_are_indexed(
     store = Store(SECRETS, indexers={"value": of_value, "name": lambda found: [found["metadata"]["name"]]})
     changes = recorded(store)
     objects = [secret("bad", 1), secret("worse", 2, value="list"), secret("good", 3, value="x")]
-    store.replace(objects, resource_version="4")
+    for item in objects:
+        store.apply(item)
     assert {item["metadata"]["name"] for item in store} == {"bad", "worse", "good"}
     assert [item["metadata"]["name"] for item in store.by("value", "x")] == ["good"]
     assert [item["metadata"]["name"] for item in store.by("name", "bad")] == ["bad"]
@@ -139,7 +140,8 @@ def test_failing_listener_is_logged_and_others_get_the_change(caplog: pytest.Log
     store = Store(SECRETS)
     store.listen(fail)
     changes = recorded(store)
-    store.replace([secret("bad", 1), secret("good", 2)], resource_version="3")
+    for item in (secret("bad", 1), secret("good", 2)):
+        store.apply(item)
     store.apply(secret("bad", 4))
     store.remove(secret("bad", 5))
     assert [change.key[1] for change in changes] == ["bad", "good", "bad", "bad"]
@@ -211,12 +213,12 @@ async def test_changed_object_enqueues_its_dependents() -> None:
         assert await woken(stores, queues) == wakes, changed_object["metadata"]["name"]
 
 
-async def test_missed_delete_enqueues_control_planes_that_want_the_path() -> None:
+async def test_deletion_enqueues_control_planes_that_want_the_path() -> None:
     stores, queues = Stores(), Queues()
     stores.control_planes.apply(obj("first", 1, spec={"virtual": {"clusterPath": "shared"}}))
     stores.control_planes.apply(obj("second", 2, spec={"virtual": {"clusterPath": "shared"}}))
     connect(stores, queues=queues)
-    stores.control_planes.replace([obj("second", 2, spec={"virtual": {"clusterPath": "shared"}})], resource_version="9")
+    stores.control_planes.remove(obj("first", 9))
     assert (await woken(stores, queues))["controlplane"] == {"first", "second"}
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from kplane.api.names import CONTROL_PLANE_LABEL
 from kplane.controlplane_operator.watch import secrets
-from kplane.controlplane_operator.watch.cache import Store
+from kplane.controlplane_operator.watch.cache import MergedStore
 from kplane.controlplane_operator.watch.secrets import OWN, SecretWatches, Watched
 from kplane.embedded.handle import Handle
 from kplane.provider import Client, ClusterConfig, ClusterNotReady
@@ -26,7 +26,7 @@ WATCHED = Watched(NAMESPACE, OWN)
 
 class World:
     def __init__(self, client: Client) -> None:
-        self.client, self.store, self.asleep = client, Store(SECRETS), True
+        self.client, self.store, self.asleep = client, MergedStore(SECRETS), True
         self.watches = SecretWatches(client, {OWN: self.store}, asleep=lambda _: self.asleep)
 
     async def keep(self, name: str, **labels: str) -> None:

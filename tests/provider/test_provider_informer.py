@@ -421,9 +421,14 @@ async def test_informer_relists_periodically(play, eventually):
 
 
 async def test_refresh_returns_after_list_begun_later(play):
-    gate = asyncio.Event()
+    gate, begun = asyncio.Event(), asyncio.Event()
+
+    async def hold():
+        begun.set()
+        await gate.wait()
+
     listed = event("ADDED", item("ghost", 1)), event("ADDED", item("new", 7))
-    first, second = [listed[0] + end(), "stall"], [gate.wait, listed[1] + end(9), "stall"]
+    first, second = [listed[0] + end(), "stall"], [hold, listed[1] + end(9), "stall"]
     seen = Seen()
     async with play(streams=[first, second, [listed[1] + end(9), "stall"]]) as (informer, script):
         informer.add_handler(seen)
@@ -432,8 +437,7 @@ async def test_refresh_returns_after_list_begun_later(play):
         async with asyncio.timeout(10), asyncio.TaskGroup() as group:
             # The watch is silent, so only a list shows that one object is gone and another is new.
             refresh = group.create_task(informer.refresh())
-            while script.asked != ["stream", "stream"]:
-                await asyncio.sleep(0)
+            await begun.wait()
             assert not refresh.done()
             # The second list has begun before this call, so a third one follows.
             group.create_task(informer.refresh())

@@ -66,13 +66,13 @@ from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.storage_metrics import StorageMetrics
-from kplane.controlplane_operator.watch.cache import Key, Store
+from kplane.controlplane_operator.watch.cache import Key
 from kplane.controlplane_operator.watch.event_routing import connect, wake_all, wake_by_component
-from kplane.controlplane_operator.watch.feeds import KopfFeeds, Resync
+from kplane.controlplane_operator.watch.informers import Informers
 from kplane.controlplane_operator.watch.queues import Queues
-from kplane.controlplane_operator.watch.stores import BUNDLES, LABEL_SELECTORS, Stores
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.data import Usage
-from kplane.provider import Client, ClusterConfig, Event, Informer, Result
+from kplane.provider import Client, ClusterConfig, Result
 from kplane.provider.controllers.workers import Controller
 from kplane.workloads import ProcessRuntime
 from kplane.workloads.cpus import usable_cpus
@@ -88,7 +88,6 @@ _MCMS: Final = "dedicatedmcm"
 _SCHEDULES: Final = "snapshotschedule"
 _PROBES: Final = "credentialprobe"
 _RECONCILE_SECONDS: Final = 90.0
-_RELIST_SECONDS: Final = 600.0
 _WAITING_FOR_EACH_WORKER: Final = 8
 """Number of reconciles per worker that may wait for a tenant's answer without a worker.
 
@@ -376,9 +375,9 @@ class _Assembly:
             config=settings.management_config() if settings.pods is None else None,
         )
         self._reconcilers[_MCMS] = CONTROL_PLANE_REGISTRATIONS.kind, self._dedicated.reconcile, self._counting(_MCMS)
-        self._resync = Resync(context.client, stores=context.stores, label_selectors=LABEL_SELECTORS)
+        self._informers = Informers(context.client, stores=context.stores, namespace=settings.namespace)
         self._grants_gc = GrantCollector(
-            self._resync, stores=context.stores, access=context.access, identities=identities
+            self._informers, stores=context.stores, access=context.access, identities=identities
         )
         self._grant_watcher = GrantWatcher(
             context.client,
@@ -387,13 +386,6 @@ class _Assembly:
             access=context.access,
             identities=identities,
         )
-        self._bundles = _Opened(context.client, context.stores.bundles, BUNDLES, namespace=settings.namespace)
-        self._followed = {
-            f"watching {store.resource.plural}": _Opened(
-                context.client, store, LABEL_SELECTORS.get(store.resource), missed=self._resync.ask
-            )
-            for store in context.stores.fed_by_informers()
-        }
 
     async def close(self) -> None:
         """Close the connections to shared etcds."""
@@ -406,18 +398,7 @@ class _Assembly:
 
     def following(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return the tasks of all replicas, by name; these tasks read, and do not write."""
-        watching = KopfFeeds(
-            self._settings.management_config,
-            stores=self._context.stores.fed_by_kopf(),
-            label_selectors=LABEL_SELECTORS,
-            listed=self._resync.ask,
-        )
-        return {
-            "bundles": self._bundles.run(),
-            **{name: followed.run() for name, followed in self._followed.items()},
-            "relisting": self._resync.run(),
-            "watching": watching.run(),
-        }
+        return dict(self._informers.tasks())
 
     async def work(self) -> None:
         """Run the tasks of the leader until cancelled."""
@@ -467,7 +448,6 @@ class _Assembly:
         # election contains the last writes of the former operator, for example which control plane has which
         # clusterPath.
         await self._grants_gc.synced.wait()
-        await self._bundles.synced.wait()
         await self._context.secrets.synced.wait()
         await self._runtime.synced()
         if self._trust is not None:
@@ -496,42 +476,11 @@ class _Assembly:
 
     def _caches_problem(self) -> str | None:
         if self._known.is_set() or not self._leading():
-            return self._resync.problem()
+            return self._informers.problem()
         trust = self._trust.problem() if self._trust is not None else None
-        problem = self._context.secrets.problem() or self._resync.problem() or trust
+        problem = self._context.secrets.problem() or self._informers.problem() or trust
         return problem or "the management cluster was not listed yet"
 
     def _etcd_problem(self) -> str | None:
         # Only the leader maintains the credentials of the etcd.
         return self._data_stores.problem() if self._leading() else None
-
-
-class _Opened:
-    """Watches a kind with an Informer, fully or by a label selector."""
-
-    def __init__(
-        self,
-        client: Client,
-        store: Store,
-        selector: str | None,
-        *,
-        namespace: str | None = None,
-        missed: Callable[[], None] | None = None,
-    ) -> None:
-        self._informer = Informer(
-            client, store.resource, namespace=namespace, label_selector=selector, relist_seconds=_RELIST_SECONDS
-        )
-        self._store = store
-        self._missed = missed
-        self.synced: Final = self._informer.synced
-
-    async def run(self) -> None:
-        """Watch until cancelled."""
-        await self._informer.run(self._seen)
-
-    def _seen(self, event: Event) -> None:
-        self._store.see(event)
-        if event.kind == "DELETED" and self._missed is not None and self._store.get(event.entry.key) is not None:
-            # The object was deleted while the watch was interrupted. The store has a later version of it, from the
-            # answer to a write.
-            self._missed()

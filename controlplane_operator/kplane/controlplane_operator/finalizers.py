@@ -16,14 +16,12 @@ __all__ = ["add_finalizer", "remove_finalizer"]
 async def add_finalizer(client: Client, obj: ResourceModel, *, store: Store) -> Object | None:
     """Add the finalizer; return the stored object, or None if it already has the finalizer.
 
-    The stored object goes into `store`. Raises Conflict if the object has changed since it was read.
+    Raises Conflict if the object has changed since it was read.
     """
     finalizers = obj.metadata.finalizers
     if FINALIZER in finalizers:
         return None
-    stored = await client.patch(store.resource, obj.name, _body(obj, [*finalizers, FINALIZER]))
-    store.apply(stored)
-    return stored
+    return await client.patch(store.resource, obj.name, _body(obj, [*finalizers, FINALIZER]))
 
 
 async def remove_finalizer(client: Client, obj: ResourceModel, *, store: Store) -> None:

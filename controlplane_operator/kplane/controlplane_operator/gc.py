@@ -7,6 +7,7 @@ removed a finalizer. Grants that a user deletes or changes are restored.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Final, NoReturn
@@ -18,8 +19,8 @@ from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONT
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms
 from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.watch.backoff import jittered, retry_backoff
-from kplane.controlplane_operator.watch.cache import Key, key_of
-from kplane.controlplane_operator.watch.feeds import Resync
+from kplane.controlplane_operator.watch.cache import Change, Key, key_of
+from kplane.controlplane_operator.watch.informers import Informers
 from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import Client, Event, Informer, ProviderError
@@ -38,6 +39,7 @@ __all__ = ["ComponentCollector", "GrantCollector", "GrantWatcher"]
 _log: Final = logging.getLogger(__name__)
 
 _PERIOD_SECONDS: Final = 60.0
+_SWEEP_SECONDS: Final = 600.0
 _RESTORED_SECONDS: Final = 1.0
 """Delay before a changed grant is restored, so that two controllers that overwrite each other cost little."""
 
@@ -121,19 +123,21 @@ class ComponentCollector:
 
 
 class GrantCollector:
-    """Compares grants with registrations after each list of the registrations."""
+    """Revokes grants without a registration: when a registration is deleted, and every ten minutes."""
 
-    def __init__(self, resync: Resync, *, stores: Stores, access: Access, identities: McmIdentities) -> None:
+    def __init__(self, informers: Informers, *, stores: Stores, access: Access, identities: McmIdentities) -> None:
         self.synced: Final = asyncio.Event()
-        self._resync = resync
+        self._informers = informers
         self._stores = stores
         self._access = access
         self._identities = identities
         self._backoff = retry_backoff(first_seconds=0.2)
+        self._deleted = asyncio.Event()
 
     async def run(self) -> NoReturn:
         """Compare until cancelled; sets `synced` after the first comparison, which follows a new list of all kinds."""
-        await self._resync.anew()
+        await self._informers.refresh()
+        self._stores.registrations.listen(self._changed)
         while True:
             try:
                 await self._sweep()
@@ -144,9 +148,18 @@ class GrantCollector:
             else:
                 self._backoff.reset()
                 self.synced.set()
-                await self._resync.next()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(jittered(_SWEEP_SECONDS)):
+                        await self._deleted.wait()
+
+    def _changed(self, change: Change) -> None:
+        # A deletion that the reconciler has seen leaves no grants. It may not have: users can remove the finalizer.
+        uid = change.old["metadata"]["uid"] if change.old is not None else None
+        if change.new is None and uid in self._access.holders() | self._identities.holders():
+            self._deleted.set()
 
     async def _sweep(self) -> None:
+        self._deleted.clear()
         await self._access.load()
         await self._identities.load()
         registered = {obj["metadata"]["uid"] for obj in self._stores.registrations}

@@ -42,8 +42,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _BAD_USAGE
     raise_limit()
     with json_logging(config.log_level), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        # kopf logs every event; only its errors are of interest.
-        logging.getLogger("kopf").setLevel(logging.ERROR)
         try:
             runner.run(run_until_signalled(lambda stop: run_operator(config, stop=stop)))
         except _EXPECTED as error:

@@ -102,6 +102,7 @@ class SecretAccess:
             },
             asleep=functools.partial(sleeps, stores),
         )
+        client.observe_writes(self._watches.observe)
 
     async def run(self, *, listed: asyncio.Event) -> NoReturn:
         """Bind the role and watch Secrets until cancelled. `listed` is set once the stores of all kinds are filled."""

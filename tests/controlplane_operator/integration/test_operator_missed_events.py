@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kplane.controlplane_operator.watch.feeds import KopfFeeds, Resync
 
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
-from kplane.controlplane_operator.watch.feeds import KopfFeeds, Resync
 from kplane.controlplane_operator.watch.stores import LABEL_SELECTORS, Stores
 from kplane.embedded.handle import Handle
 from kplane.provider import Client, ClusterConfig

@@ -282,7 +282,7 @@ class ManagementNamespaces:
             for forget in self._remade:
                 forget(name)
         try:
-            namespace = await self._context.client.create(NAMESPACES, {"metadata": metadata})
+            return await self._context.client.create(NAMESPACES, {"metadata": metadata})
         except AlreadyExists:
             namespace = await self._context.client.get(NAMESPACES, name)
         if CONTROL_PLANE_LABEL in (namespace["metadata"].get("labels") or {}):
@@ -292,9 +292,7 @@ class ManagementNamespaces:
     async def _patch(self, namespace: Object, metadata: dict[str, Any]) -> Object:
         """Patch the metadata of the namespace. Raises Conflict if the namespace changed since it was read."""
         body = {"metadata": {**metadata, "resourceVersion": namespace["metadata"]["resourceVersion"]}}
-        patched = await self._context.client.patch(NAMESPACES, namespace["metadata"]["name"], body)
-        self._context.stores.namespaces.apply(patched)
-        return patched
+        return await self._context.client.patch(NAMESPACES, namespace["metadata"]["name"], body)
 
     def _is_another(self, namespace: Object, control_plane: ControlPlane) -> bool:
         """Return whether the control plane had a namespace before, and another user created this namespace."""

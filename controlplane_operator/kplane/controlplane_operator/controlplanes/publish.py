@@ -47,7 +47,7 @@ async def ensure_endpoint(context: OperatorContext, control_plane: ControlPlane,
             existing = await context.client.create(CONTROL_PLANE_ENDPOINTS, _owned(store.resource, control_plane, spec))
         except AlreadyExists:
             existing = await context.client.get(CONTROL_PLANE_ENDPOINTS, name)
-        store.apply(existing)
+            store.apply(existing)
     owners = [owner.uid for owner in PartialEndpoint.of(existing).metadata.owner_references]
     if control_plane.metadata.uid not in owners:
         raise ConditionError(
@@ -56,9 +56,7 @@ async def ensure_endpoint(context: OperatorContext, control_plane: ControlPlane,
             " delete it, or give the control plane another name",
         )
     if any(existing["spec"].get(field) != url for field, url in spec.items()):
-        store.apply(
-            await context.client.apply(CONTROL_PLANE_ENDPOINTS, _owned(store.resource, control_plane, spec), force=True)
-        )
+        await context.client.apply(CONTROL_PLANE_ENDPOINTS, _owned(store.resource, control_plane, spec), force=True)
 
 
 async def ensure_default_registration(
@@ -76,10 +74,9 @@ async def ensure_default_registration(
     owned = _owned(store.resource, control_plane, spec)
     owned["metadata"]["finalizers"] = [FINALIZER]
     try:
-        created = await context.client.create(CONTROL_PLANE_REGISTRATIONS, owned)
+        await context.client.create(CONTROL_PLANE_REGISTRATIONS, owned)
     except AlreadyExists:
         return
-    store.apply(created)
 
 
 async def write_secrets(

@@ -97,7 +97,7 @@ class KeyRecords:
         annotations = {KEY_FINGERPRINTS_ANNOTATION: record.annotation() if record is not None else None}
         metadata = namespace["metadata"]
         body = {"metadata": {"annotations": annotations, "resourceVersion": metadata["resourceVersion"]}}
-        self._context.stores.namespaces.apply(await self._context.client.patch(NAMESPACES, metadata["name"], body))
+        await self._context.client.patch(NAMESPACES, metadata["name"], body)
 
     async def refresh(self, control_plane: ControlPlane) -> None:
         """Read the namespace from the API server into the cache, which may be stale."""

@@ -61,9 +61,7 @@ class SavedKeys:
             },
         }
         body = {"metadata": metadata, "type": "Opaque", "data": dict(data or {})}
-        written = await self._context.client.apply(SECRETS, body, force=True)
-        self._context.stores.secrets.apply(written)
-        return written
+        return await self._context.client.apply(SECRETS, body, force=True)
 
     async def forget(self, control_plane: ControlPlane) -> None:
         """Delete the Secret if it exists."""
@@ -77,7 +75,6 @@ class SavedKeys:
                 namespace=self._context.namespace,
                 uid=existing["metadata"]["uid"],
             )
-        self._context.stores.secrets.remove(existing)
 
 
 def token_of(obj: Object) -> str | None:

@@ -102,27 +102,28 @@ async def write_secret(
     if cached is not None and _carries(cached, body) and not set(never) & (cached.get("data") or {}).keys():
         return
     # Create first: nearly all Secrets are new, and for the API server a create costs half as much as an apply.
-    written = await _create(context, body) if cached is None else None
-    if written is None:
-        try:
-            written = await _change(context, body, never=never)
-        except Invalid:
-            await delete_secret(context, control_plane, name=name, namespace=namespace)
-        if written is None:
-            written = await context.client.create(SECRETS, body)
-    context.stores.secrets.apply(written)
-
-
-async def _create(context: OperatorContext, body: Object) -> Object | None:
-    """Create the Secret; return None if it exists already."""
+    if cached is None and await _create(context, body):
+        return
     try:
-        return await context.client.create(SECRETS, body)
+        changed = await _change(context, body, never=never)
+    except Invalid:
+        await delete_secret(context, control_plane, name=name, namespace=namespace)
+        changed = False
+    if not changed:
+        await context.client.create(SECRETS, body)
+
+
+async def _create(context: OperatorContext, body: Object) -> bool:
+    """Create the Secret; return whether it did not exist before."""
+    try:
+        await context.client.create(SECRETS, body)
     except AlreadyExists:
-        return None
+        return False
+    return True
 
 
-async def _change(context: OperatorContext, body: Object, *, never: Collection[str]) -> Object | None:
-    """Update the Secret to `body`; return None if it does not exist.
+async def _change(context: OperatorContext, body: Object, *, never: Collection[str]) -> bool:
+    """Update the Secret to `body`; return whether it exists.
 
     Removes other entries that the operator wrote earlier, and the entries that `never` names. Raises Conflict if
     another client changes the Secret meanwhile, and Invalid if the Secret cannot be changed.
@@ -148,11 +149,12 @@ async def _change(context: OperatorContext, body: Object, *, never: Collection[s
             "ownerReferences": [*owners, *metadata["ownerReferences"]],
         }
         data = dict.fromkeys(_written(live, "f:data", manager=manager) | set(never)) | body["data"]
-        return await context.client.patch(
+        await context.client.patch(
             SECRETS, name, {"metadata": changed, "type": body["type"], "data": data}, namespace=namespace
         )
     except NotFound:
-        return None
+        return False
+    return True
 
 
 def _written(secret: Object, *path: str, manager: str | None) -> set[str]:
@@ -176,7 +178,7 @@ async def create_lasting_secret(
     """
     metadata = {**_lasting(control_plane), "finalizers": [PROTECTION_FINALIZER]}
     body = _body(control_plane, name=name, data=data, metadata=metadata)
-    context.stores.secrets.apply(await context.client.create(SECRETS, body))
+    await context.client.create(SECRETS, body)
 
 
 async def take_over_secret(context: OperatorContext, control_plane: ControlPlane, *, secret: Object) -> None:
@@ -205,11 +207,7 @@ async def unprotect_secret(context: OperatorContext, secret: Object) -> None:
 async def _patch_metadata(context: OperatorContext, secret: Object, metadata: dict[str, Any]) -> None:
     present = secret["metadata"]
     body = {"metadata": {**metadata, "resourceVersion": present["resourceVersion"]}}
-    patched = await context.client.patch(SECRETS, present["name"], body, namespace=present["namespace"])
-    if "deletionTimestamp" not in patched["metadata"] or patched["metadata"].get("finalizers"):
-        context.stores.secrets.apply(patched)
-    else:
-        context.stores.secrets.remove(patched)
+    await context.client.patch(SECRETS, present["name"], body, namespace=present["namespace"])
 
 
 async def make_secret_last(context: OperatorContext, control_plane: ControlPlane, *, name: str) -> None:
@@ -221,7 +219,7 @@ async def make_secret_last(context: OperatorContext, control_plane: ControlPlane
     namespace = management_namespace(control_plane.name)
     with contextlib.suppress(NotFound):
         async with unless_leaving(context.client, namespace):
-            context.stores.secrets.apply(await context.client.patch(SECRETS, name, body, namespace=namespace))
+            await context.client.patch(SECRETS, name, body, namespace=namespace)
 
 
 async def replace_data(context: OperatorContext, secret: Object, *, data: Mapping[str, bytes]) -> Object:
@@ -233,9 +231,7 @@ async def replace_data(context: OperatorContext, secret: Object, *, data: Mappin
     encoded: dict[str, str | None] = dict.fromkeys(secret.get("data") or {})
     encoded |= {key: base64.b64encode(value).decode() for key, value in data.items()}
     body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "data": encoded}
-    written = await context.client.patch(SECRETS, metadata["name"], body, namespace=metadata["namespace"])
-    context.stores.secrets.apply(written)
-    return written
+    return await context.client.patch(SECRETS, metadata["name"], body, namespace=metadata["namespace"])
 
 
 async def delete_secret(

@@ -87,11 +87,10 @@ async def record_bootstrap_tokens(
     entry = base64.b64encode(tokens_entry(tokens)).decode()
     try:
         body = {"data": {GATEWAY_BOOTSTRAP_TOKENS_KEY: entry}}
-        written = await context.client.patch(SECRETS, name, body, namespace=gateway.namespace)
+        await context.client.patch(SECRETS, name, body, namespace=gateway.namespace)
     except NotFound:
         # A later pass creates the Secret again. Until then, the gateway does not serve this control plane.
         return
-    context.stores.secrets.apply(written)
 
 
 def _seconds(token: BootstrapToken) -> float:

@@ -91,11 +91,9 @@ class HostNameUse:
     async def _report(self, control_plane: ControlPlane, at: datetime) -> None:
         body = {"metadata": {"uid": control_plane.metadata.uid, "annotations": {LAST_USED_ANNOTATION: at.isoformat()}}}
         try:
-            stored = await self._context.client.patch(CONTROL_PLANES, control_plane.name, body)
+            await self._context.client.patch(CONTROL_PLANES, control_plane.name, body)
         except (NotFound, Invalid):
             return  # the control plane is gone, or has a successor
-        # The next pass must decide by this use, not by the previous use.
-        self._context.stores.control_planes.apply(stored)
 
     async def _count(self, control_plane: ControlPlane) -> dict[str, int]:
         """Return the number of user requests by the address of each API server."""

@@ -163,7 +163,7 @@ class SnapshotImporter:
         }
         for name in possible_names(archive.name, uid=archive.uid):
             try:
-                created = await self._context.client.create(
+                await self._context.client.create(
                     CONTROL_PLANE_SNAPSHOTS, {**body, "metadata": {**body["metadata"], "name": name}}
                 )
             except AlreadyExists:
@@ -174,7 +174,6 @@ class SnapshotImporter:
                 self._refused[archive.entry] = content
                 _log.warning("failed to import snapshot %s: %s", archive.file, error)
                 return
-            self._context.stores.snapshots.apply(created)
             _log.info("imported snapshot %s as ControlPlaneSnapshot %s", archive.file, name)
             return
         self._refused[archive.entry] = content

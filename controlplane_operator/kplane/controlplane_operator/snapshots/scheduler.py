@@ -89,7 +89,7 @@ class SnapshotScheduler:
         for name in possible_names(metadata["name"], uid=uid):
             named = {**body, "metadata": {**metadata, "name": name}}
             try:
-                snapshots.apply(await self._context.client.create(CONTROL_PLANE_SNAPSHOTS, named))
+                await self._context.client.create(CONTROL_PLANE_SNAPSHOTS, named)
             except AlreadyExists:
                 existing = snapshots.get(("", name))
                 annotations = (existing["metadata"].get("annotations") or {}) if existing is not None else {}

@@ -104,10 +104,9 @@ class StatusWriter:
         Some parts belong to other writers and remain: the instance of a registration, which mcm writes, conditions of
         unknown types, and all fields of an endpoint that another field manager owns. If such a field is a condition of
         the operator, the condition Contested names the manager. A published value remains only if `status` contains the
-        value, so start from the object's own status. The answer is stored in the cache at once, so that the next
-        reconcile reads the new status. Objects that are gone, or that were replaced by an object of the same name, are
-        ignored. With `only_as_seen`, the object must still have the version of `current`; raises Conflict if it was
-        changed, or if its deletion was requested, in the meantime.
+        value, so start from the object's own status. Objects that are gone, or that were replaced by an object of the
+        same name, are ignored. With `only_as_seen`, the object must still have the version of `current`; raises
+        Conflict if it was changed, or if its deletion was requested, in the meantime.
         """
         if isinstance(status, ControlPlaneEndpointStatus):
             await self._write_shared(store, current, status)
@@ -118,7 +117,6 @@ class StatusWriter:
             return
         stored = await self._apply(store, current, _without_apart(after), only_as_seen=only_as_seen)
         if stored is not None:
-            store.apply(stored)
             self._tell(current, before, after)
 
     async def _write_shared(self, store: Store, current: ResourceModel, status: ControlPlaneEndpointStatus) -> None:
@@ -137,10 +135,8 @@ class StatusWriter:
                 raise
             stored, foreign = await self._apply_own(store, current, status)
             before, after = _dump(seen, foreign), _dump(_with_contest(status, of=current, foreign=foreign), foreign)
-        if stored is not None:
-            store.apply(stored)
-            if before != after:
-                self._tell(current, before, after)
+        if stored is not None and before != after:
+            self._tell(current, before, after)
 
     async def _apply_own(
         self, store: Store, current: ResourceModel, status: ControlPlaneEndpointStatus
@@ -228,10 +224,9 @@ class StatusWriter:
             "status": {"instance": None, "conditions": [*others, *running]},
         }
         try:
-            stored = await self._client.patch(store.resource, current.name, body, subresource="status")
+            await self._client.patch(store.resource, current.name, body, subresource="status")
         except NotFound:
             return
-        store.apply(stored)
         self._say(
             current, reason="InstanceEnded", message="its instance ended with its mcm, which could not confirm that"
         )
@@ -255,7 +250,6 @@ class StatusWriter:
         }
         stored = await self._apply(store, current, status, manager=_HEARTBEAT_MANAGER, only_as_seen=True)
         if stored is not None:
-            store.apply(stored)
             self._say(current, reason=_HEARTBEAT_STALE, message=message, warning=True)
 
     async def _write_apart(
@@ -277,7 +271,6 @@ class StatusWriter:
         )
         stored = await self._apply(store, current, after, manager=_APART[type])
         if stored is not None:
-            store.apply(stored)
             self._tell(current, before, after)
 
     async def _apply(

@@ -102,7 +102,6 @@ async def delete_named(context: OperatorContext, control_plane: ControlPlane, cl
     removal = [{"op": "test", "path": _POINTER, "value": value}, {"op": "remove", "path": _POINTER}]
     with contextlib.suppress(Invalid, NotFound):  # the annotation has changed, or the control plane is gone
         stored = await context.client.json_patch(CONTROL_PLANES, control_plane.name, removal)
-        context.stores.control_planes.apply(stored)
         return control_plane.model_copy(update={"metadata": as_recorded(stored).metadata})
     return control_plane
 

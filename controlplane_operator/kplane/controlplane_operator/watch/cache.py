@@ -7,9 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
-from kplane.provider import Event, Resource
+from typing_extensions import override
 
-__all__ = ["Change", "Key", "Object", "Store", "UIDTracker", "key_of"]
+from kplane.provider import Event, Informer, Resource
+from kplane.provider.cache.event import Registration
+from kplane.provider.client.written import read_write
+
+__all__ = ["Change", "Key", "MergedStore", "Object", "Store", "UIDTracker", "key_of"]
 
 _log: Final = logging.getLogger(__name__)
 
@@ -34,10 +38,9 @@ def key_of(obj: Mapping[str, Any]) -> Key:
 
 
 class Store:
-    """All objects of a kind, fed by watch events, by lists, and by the answers to the operator's own writes.
+    """All objects of a kind, decoded and indexed, as an informer mirrors them.
 
-    These sources may overtake each other. The resourceVersion decides: an older object never replaces a newer object.
-    An object that was seen to be deleted does not return by an older list.
+    The informer gets the answers to the operator's own writes too, so a reconcile reads what an earlier one wrote.
 
     If an indexer or a listener raises, the error is logged with the name of the object, and the others still run.
     """
@@ -49,7 +52,7 @@ class Store:
         self.resource = resource
         self._objects: dict[Key, Object] = {}
         self._namespaces: dict[str, dict[Key, Object]] = {}
-        self._gone: dict[Key, int] = {}
+        self._informer: Informer | None = None
         self._indexers = dict(indexers or {})
         self._indexes: dict[str, dict[str, set[Key]]] = {name: {} for name in self._indexers}
         self._listeners: list[Callable[[Change], None]] = []
@@ -92,67 +95,32 @@ class Store:
         for key, obj in list(self._objects.items()):
             self._call(listener, Change(key, None, obj))
 
-    def apply(self, obj: Object) -> None:
-        """Store an object unless the store has the same or a newer version."""
-        key = key_of(obj)
-        if not self.lacks(key, resource_version=obj["metadata"]["resourceVersion"]):
-            return
-        self._gone.pop(key, None)
-        obj["metadata"].pop("managedFields", None)
-        self._set(key, obj)
-
-    def lacks(self, key: Key, *, resource_version: str) -> bool:
-        """Return whether `apply` would change the store for an object of this key and resourceVersion."""
-        stored, version = self._objects.get(key), int(resource_version)
-        return version > self._gone.get(key, -1) and (stored is None or version > _version(stored))
-
-    def remove(self, obj: Object) -> None:
-        """Remove a deleted object; `obj` is its last state."""
-        key, version = key_of(obj), _version(obj)
-        stored = self._objects.get(key)
-        if stored is not None and _version(stored) > version:
-            return
-        self._gone[key] = max(version, self._gone.get(key, -1))
-        self._set(key, None)
+    def follow(self, informer: Informer) -> Registration:
+        """Fill the store from an informer. The registration tells when the store has all present objects."""
+        self._informer = informer
+        return informer.add_handler(self.see)
 
     def see(self, event: Event) -> None:
-        """Apply the event of an informer.
-
-        Most events are the operator's own writes, whose answers are stored already. Such events are not parsed.
-        """
+        """Take over a change of the informer."""
         if event.kind == "DELETED":
-            self.remove(event.object)
-        elif self.lacks(event.entry.key, resource_version=event.resource_version):
-            self.apply(event.object)
+            self._set(event.entry.key, None)
+        else:
+            self._set(event.entry.key, event.object)
 
-    def replace(self, objects: Iterable[Object], *, resource_version: str, namespace: str | None = None) -> None:
-        """Apply a complete list. Objects that it lacks are removed unless they are newer than the list."""
-        listed = int(resource_version)
-        seen = set()
-        for obj in objects:
-            seen.add(key_of(obj))
-            self.apply(obj)
-        for key, obj in list((self._objects if namespace is None else self._namespaces.get(namespace, {})).items()):
-            if key not in seen and _version(obj) <= listed:
-                self._set(key, None)
-        if namespace is not None:
-            return
-        self._gone = {key: version for key, version in self._gone.items() if version > listed}
+    def apply(self, obj: Object) -> None:
+        """Store an object that was read from the API server, unless the informer has the same or a newer version."""
+        if self._informer is None:
+            self._set(key_of(obj), _cached(obj))
+        elif (written := read_write(self.resource, obj)) is not None:
+            self._informer.observe(written)
+
+    def remove(self, obj: Object) -> None:
+        """Remove an object that is gone."""
+        self._set(key_of(obj), None)
 
     def of_namespace(self, namespace: str) -> list[Object]:
         """Return the objects of a namespace."""
         return list(self._namespaces.get(namespace, {}).values())
-
-    def repeat(self, namespace: str) -> None:
-        """Call all listeners with the unchanged objects of a namespace."""
-        for obj in self.of_namespace(namespace):
-            for listener in self._listeners:
-                self._call(listener, Change(key_of(obj), obj, obj))
-
-    def forget(self, namespace: str) -> None:
-        """Remove all objects of a namespace that is no longer watched. A later list may bring them back."""
-        for obj in self.of_namespace(namespace):
-            self._set(key_of(obj), None)
 
     def _set(self, key: Key, new: Object | None) -> None:
         old = self._objects.pop(key, None)
@@ -201,9 +169,84 @@ class Store:
         return f"{self.resource.kind} {'/'.join(filter(None, key))}"
 
 
+class MergedStore(Store):
+    """The Secrets of many namespaces, from watches, periodic lists, and answers to the operator's own writes.
+
+    These sources may overtake each other. The resourceVersion decides: an older object never replaces a newer object.
+    An object that was seen to be deleted does not return by an older list.
+    """
+
+    def __init__(self, resource: Resource) -> None:
+        super().__init__(resource)
+        self._gone: dict[Key, int] = {}
+
+    @override
+    def see(self, event: Event) -> None:
+        """Apply the event of an informer.
+
+        Most events are the operator's own writes, whose answers are stored already. Such events are not parsed.
+        """
+        if event.kind == "DELETED":
+            self.remove(event.object)
+        elif self.lacks(event.entry.key, resource_version=event.resource_version):
+            self.apply(event.object)
+
+    @override
+    def apply(self, obj: Object) -> None:
+        """Store an object unless the store has the same or a newer version."""
+        key = key_of(obj)
+        if not self.lacks(key, resource_version=obj["metadata"]["resourceVersion"]):
+            return
+        self._gone.pop(key, None)
+        self._set(key, _cached(obj))
+
+    def lacks(self, key: Key, *, resource_version: str) -> bool:
+        """Return whether `apply` would change the store for an object of this key and resourceVersion."""
+        stored, version = self._objects.get(key), int(resource_version)
+        return version > self._gone.get(key, -1) and (stored is None or version > _version(stored))
+
+    @override
+    def remove(self, obj: Object) -> None:
+        """Remove a deleted object; `obj` is its last state."""
+        key, version = key_of(obj), _version(obj)
+        stored = self._objects.get(key)
+        if stored is not None and _version(stored) > version:
+            return
+        self._gone[key] = max(version, self._gone.get(key, -1))
+        self._set(key, None)
+
+    def replace(self, objects: Iterable[Object], *, resource_version: str, namespace: str) -> None:
+        """Apply a complete list of a namespace. Objects that it lacks are removed unless they are newer."""
+        listed = int(resource_version)
+        seen = set()
+        for obj in objects:
+            seen.add(key_of(obj))
+            self.apply(obj)
+        for obj in self.of_namespace(namespace):
+            if key_of(obj) not in seen and _version(obj) <= listed:
+                self._set(key_of(obj), None)
+        self._gone = {key: version for key, version in self._gone.items() if key[0] != namespace or version > listed}
+
+    def repeat(self, namespace: str) -> None:
+        """Call all listeners with the unchanged objects of a namespace."""
+        for obj in self.of_namespace(namespace):
+            for listener in self._listeners:
+                self._call(listener, Change(key_of(obj), obj, obj))
+
+    def forget(self, namespace: str) -> None:
+        """Remove all objects of a namespace that is no longer watched. A later list may bring them back."""
+        for obj in self.of_namespace(namespace):
+            self._set(key_of(obj), None)
+
+
 def _version(obj: Mapping[str, Any]) -> int:
     # Kubernetes promises increasing decimal numbers since 1.35, and etcd has always provided them.
     return int(obj["metadata"]["resourceVersion"])
+
+
+def _cached(obj: Object) -> Object:
+    """Return the object without managedFields. Callers may change their own copy of the metadata."""
+    return {**obj, "metadata": {name: value for name, value in obj["metadata"].items() if name != "managedFields"}}
 
 
 class UIDTracker:

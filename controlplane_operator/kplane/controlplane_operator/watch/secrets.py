@@ -24,7 +24,7 @@ from kplane.api.names import (
     management_namespace,
 )
 from kplane.controlplane_operator.watch.backoff import jittered
-from kplane.controlplane_operator.watch.cache import Change, Key, Object, Store, key_of
+from kplane.controlplane_operator.watch.cache import Change, Key, MergedStore, Object, key_of
 from kplane.controlplane_operator.watch.conditions import stored_condition
 from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import Client, ClusterNotReady, Informer, ProviderError
@@ -32,6 +32,7 @@ from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.cache.server_state import ServerState
 from kplane.provider.client.resources import SECRETS
+from kplane.provider.client.written import Written
 
 __all__ = [
     "FOR_ENDPOINTS",
@@ -184,7 +185,7 @@ def listen(stores: Stores, turned: Callable[[str], None]) -> None:
 class _Reading:
     """The Secrets of a sleeping control plane, read periodically instead of watched."""
 
-    def __init__(self, client: Client, watched: Watched, *, store: Store, known: bool) -> None:
+    def __init__(self, client: Client, watched: Watched, *, store: MergedStore, known: bool) -> None:
         """`known` means that the Secrets were watched until now."""
         self.synced: Final = asyncio.Event()
         self.error = ""
@@ -238,7 +239,7 @@ class _Watch:
     """An informer of Secrets with its task and the store that it fills."""
 
     def __init__(
-        self, client: Client, watched: Watched, *, store: Store, server: ServerState, known: bool = False
+        self, client: Client, watched: Watched, *, store: MergedStore, server: ServerState, known: bool = False
     ) -> None:
         """`known` means that the Secrets were read before the watch."""
         self._known = known
@@ -307,7 +308,7 @@ class SecretWatches:
     """The running watches by namespace and label. A failed watch retries by itself and does not affect others."""
 
     def __init__(
-        self, client: Client, stores: Mapping[str, Store], *, asleep: Callable[[str], bool] = lambda _: False
+        self, client: Client, stores: Mapping[str, MergedStore], *, asleep: Callable[[str], bool] = lambda _: False
     ) -> None:
         """`stores` are keyed by the label of their Secrets. `asleep` returns whether a namespace needs no watch now."""
         self._client = client
@@ -316,6 +317,18 @@ class SecretWatches:
         self._readings: dict[Watched, _Reading] = {}
         self._watches: dict[Watched, _Watch] = {}
         self._server = ServerState()
+
+    def observe(self, written: Written) -> None:
+        """Store a Secret that the operator wrote or deleted; pass this method to `Client.observe_writes`."""
+        if written.resource != SECRETS:
+            return
+        store = self._stores[OWN]
+        if written.object is None:
+            stored = store.get((written.namespace, written.name))
+            if stored is not None and stored["metadata"]["uid"] == written.uid:
+                store.remove(stored)
+        elif OWN in (written.object["metadata"].get("labels") or {}):
+            store.apply(written.object)
 
     async def run(self) -> NoReturn:
         """Compare stores with informers until cancelled; then stop all watches."""

@@ -22,7 +22,7 @@ from kplane.controlplane_operator.kinds import (
     CONTROL_PLANES,
 )
 from kplane.controlplane_operator.watch.addresses import begun_addresses, held_addresses, written_addresses
-from kplane.controlplane_operator.watch.cache import Object, Store
+from kplane.controlplane_operator.watch.cache import MergedStore, Object, Store
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS
 
 __all__ = [
@@ -156,27 +156,22 @@ class Stores:
     namespaces: Store = field(
         default_factory=lambda: Store(NAMESPACES, indexers={"path": recorded_path, "address": begun_addresses})
     )
-    secrets: Store = field(default_factory=lambda: Store(SECRETS))
+    secrets: MergedStore = field(default_factory=lambda: MergedStore(SECRETS))
     """Secrets of control planes."""
-    allowed_secrets: Store = field(default_factory=lambda: Store(SECRETS))
+    allowed_secrets: MergedStore = field(default_factory=lambda: MergedStore(SECRETS))
     """Secrets that their owners allow for registrations."""
-    endpoint_secrets: Store = field(default_factory=lambda: Store(SECRETS))
+    endpoint_secrets: MergedStore = field(default_factory=lambda: MergedStore(SECRETS))
     """Secrets that their owners allow for endpoints."""
     bundles: Store = field(default_factory=lambda: Store(CONFIG_MAPS))
     """Manifests of add-ons."""
 
-    def watched(self) -> tuple[Store, ...]:
+    def in_all_namespaces(self) -> tuple[Store, ...]:
         """Return the stores of kinds that are watched in all namespaces, all objects or by `LABEL_SELECTORS`."""
-        return (*self.fed_by_kopf(), *self.fed_by_informers())
-
-    def fed_by_kopf(self) -> tuple[Store, ...]:
-        """Return the stores of kinds that only people write, and rarely."""
-        return (self.classes,)
-
-    def fed_by_informers(self) -> tuple[Store, ...]:
-        """Return the stores of busy kinds, whose events are mostly the operator's own writes.
-
-        An informer takes a tenth of the time of kopf for an event, and almost none for an object that is stored
-        already.
-        """
-        return (self.control_planes, self.endpoints, self.registrations, self.snapshots, self.namespaces)
+        return (
+            self.control_planes,
+            self.classes,
+            self.endpoints,
+            self.registrations,
+            self.snapshots,
+            self.namespaces,
+        )

@@ -109,7 +109,7 @@ class Holds:
 
     async def _patch(self, control_plane: ControlPlane, body: dict[str, Any]) -> None:
         name, namespace = gateway_secret_name(control_plane.name), self._gateway.namespace
-        self._context.stores.secrets.apply(await self._context.client.patch(SECRETS, name, body, namespace=namespace))
+        await self._context.client.patch(SECRETS, name, body, namespace=namespace)
 
     async def _is_confirmed(self, uid: str, *, asked: str) -> bool:
         replicas = await list_replicas(self._context, self._gateway)
