@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from prometheus_client.registry import Collector
 
@@ -68,11 +68,12 @@ from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.storage_metrics import StorageMetrics
 from kplane.controlplane_operator.watch.cache import Key
 from kplane.controlplane_operator.watch.event_routing import connect, wake_all, wake_by_component
-from kplane.controlplane_operator.watch.informers import Informers
+from kplane.controlplane_operator.watch.informers import RELIST_SECONDS, Informers, cache_scopes
 from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
 from kplane.data import Usage
-from kplane.provider import Client, ClusterConfig, Result
+from kplane.provider import LOCAL, Cache, Client, Cluster, ClusterConfig, Result
+from kplane.provider.cluster.cluster import Wiring
 from kplane.provider.controllers.workers import Controller
 from kplane.workloads import ProcessRuntime
 from kplane.workloads.cpus import usable_cpus
@@ -118,15 +119,19 @@ async def run_operator(settings: OperatorConfig, *, stop: asyncio.Event) -> None
         leadership = await stack.enter_async_context(
             Leadership(settings.election, config=config, state_dir=settings.state_dir)
         )
-        client = await stack.enter_async_context(
-            Client(
-                config,
-                timeout_seconds=_CALL_SECONDS,
+        cluster = Cluster(LOCAL, config=config)
+        stack.push_async_callback(cluster.aclose)
+        cluster.wire(
+            Wiring(
+                before_write=leadership.require_write,
+                cache_scopes=cache_scopes(settings.namespace),
                 field_manager="kplane",
+                timeout_seconds=_CALL_SECONDS,
                 keeps_worker=True,
-                before_write=leadership.check,
+                relist_seconds=RELIST_SECONDS,
             )
         )
+        client = cluster.client
         snapshots = open_storage(client) if open_storage is not None else None
         if snapshots is not None:
             stack.callback(snapshots.close)
@@ -141,6 +146,7 @@ async def run_operator(settings: OperatorConfig, *, stop: asyncio.Event) -> None
         assembly = _Assembly(
             settings,
             context=context,
+            cache=cluster.cache,
             runtime=runtime,
             default_credentials=default_credentials,
             snapshots=snapshots,
@@ -157,13 +163,11 @@ async def run_operator(settings: OperatorConfig, *, stop: asyncio.Event) -> None
             )
         )
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work, name=name) for name, work in assembly.following().items()]
-            tasks.append(group.create_task(leadership.run(assembly.work), name="work"))
+            work = group.create_task(leadership.run(assembly.work), name="work")
             _log.info("running", extra={"listen": str(settings.listen)})
             await stop.wait()
             _log.info("stopping")
-            for task in tasks:
-                task.cancel()
+            work.cancel()
 
 
 def _open_snapshots(settings: OperatorConfig) -> Callable[[Client], SnapshotStorage] | None:
@@ -238,6 +242,7 @@ class _Assembly:
         settings: OperatorConfig,
         *,
         context: OperatorContext,
+        cache: Cache,
         runtime: ProcessRuntime | PodRuntime,
         default_credentials: ClusterConfig | None,
         snapshots: SnapshotStorage | None,
@@ -375,7 +380,7 @@ class _Assembly:
             config=settings.management_config() if settings.pods is None else None,
         )
         self._reconcilers[_MCMS] = CONTROL_PLANE_REGISTRATIONS.kind, self._dedicated.reconcile, self._counting(_MCMS)
-        self._informers = Informers(context.client, stores=context.stores, namespace=settings.namespace)
+        self._informers = Informers(cache, stores=context.stores)
         self._grants_gc = GrantCollector(
             self._informers, stores=context.stores, access=context.access, identities=identities
         )
@@ -395,10 +400,6 @@ class _Assembly:
     def checks(self) -> dict[str, Check]:
         """Return the checks of /readyz, by name."""
         return {"caches": self._caches_problem, "shared-etcd": self._etcd_problem}
-
-    def following(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """Return the tasks of all replicas, by name; these tasks read, and do not write."""
-        return dict(self._informers.tasks())
 
     async def work(self) -> None:
         """Run the tasks of the leader until cancelled."""

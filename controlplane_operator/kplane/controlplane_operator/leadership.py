@@ -94,10 +94,11 @@ class Leadership:
             return "leader"
         return f"standby, the leader is {self._lease.holder or 'not known yet'}"
 
-    def check(self) -> None:
-        """Raise LeaseLost if this operator may not write."""
+    def require_write(self, _cluster: str) -> float:
+        """Return the seconds that a write may take. Raises LeaseLost if this operator may not write."""
         if not self.leading:
             raise LeaseLost("the operator writes nothing without the Lease")
+        return self._lease.seconds_left
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Wait for the Lease, and do the work; see `Election.run`. Raises LeaseLost and AnotherOperator."""

@@ -3,57 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Final, NoReturn
+from typing import Final
 
-from kplane.controlplane_operator.watch.cache import Store
 from kplane.controlplane_operator.watch.stores import BUNDLES, LABEL_SELECTORS, Stores
-from kplane.provider import Client, Informer
-from kplane.provider.cache.server_state import ServerState
+from kplane.provider import Cache, CacheScope
+from kplane.provider.client.kinds import parse_kind
+from kplane.provider.client.resources import CONFIG_MAPS
 
-__all__ = ["Informers"]
+__all__ = ["RELIST_SECONDS", "Informers", "cache_scopes"]
 
-_RELIST_SECONDS: Final = 600.0
+RELIST_SECONDS: Final = 600.0
 """Interval of lists. A watch that began before a restore of the etcd of the management cluster waits silently."""
 _STALE_SECONDS: Final = 300.0
 """Maximum time for which a watch may fail before the operator is not ready."""
 
 
-class Informers:
-    """Fills the stores of the kinds that are watched in all namespaces, and the store of the bundles of add-ons.
+def cache_scopes(namespace: str) -> Mapping[str, CacheScope]:
+    """Return the objects that the operator caches, by kind, if not all of a kind: `namespace` is the operator's own."""
+    return {
+        **{str(parse_kind(kind)): CacheScope(label_selector=selector) for kind, selector in LABEL_SELECTORS.items()},
+        str(parse_kind(CONFIG_MAPS)): CacheScope(label_selector=BUNDLES, namespaces=(namespace,)),
+    }
 
-    The informers run in every replica, so that a standby can take over at once. They get the answers to the writes of
-    `client`.
+
+class Informers:
+    """Fills the stores from the cache, except the Secrets, whose namespaces change.
+
+    The informers run in every replica, so that a standby can take over at once. They also get the answers to the
+    operator's own writes.
     """
 
-    def __init__(self, client: Client, *, stores: Stores, namespace: str) -> None:
-        """Create the informers; `namespace` is the operator's own, which has the bundles."""
-        server = ServerState()
-
-        def mirror(store: Store, *, label_selector: str | None, namespace: str | None = None) -> Informer:
-            return Informer(
-                client,
-                store.resource,
-                namespace=namespace,
-                label_selector=label_selector,
-                relist_seconds=_RELIST_SECONDS,
-                server=server,
-            )
-
-        pairs = [
-            (store, mirror(store, label_selector=LABEL_SELECTORS.get(store.resource)))
-            for store in stores.in_all_namespaces()
-        ]
-        pairs.append((stores.bundles, mirror(stores.bundles, label_selector=BUNDLES, namespace=namespace)))
+    def __init__(self, cache: Cache, *, stores: Stores) -> None:
+        """Start the informers."""
+        pairs = [(store, cache.informer(store.resource)) for store in stores.cached()]
         self._informers: Final = [informer for _, informer in pairs]
         self._registrations: Final = [store.follow(informer) for store, informer in pairs]
-        for informer in self._informers:
-            client.observe_writes(informer.observe)
-
-    def tasks(self) -> dict[str, Coroutine[None, None, NoReturn]]:
-        """Return the tasks that mirror each kind until cancelled, by name."""
-        return {f"watching {informer}": informer.run() for informer in self._informers}
 
     async def wait_synced(self) -> None:
         """Wait until the stores have all objects."""

@@ -37,6 +37,7 @@ __all__ = [
     "uid_of",
 ]
 
+
 LABEL_SELECTORS: Final = {NAMESPACES: CONTROL_PLANE_LABEL}
 """Label selectors of watched kinds, so that other Namespaces of the cluster are not read."""
 
@@ -165,8 +166,8 @@ class Stores:
     bundles: Store = field(default_factory=lambda: Store(CONFIG_MAPS))
     """Manifests of add-ons."""
 
-    def in_all_namespaces(self) -> tuple[Store, ...]:
-        """Return the stores of kinds that are watched in all namespaces, all objects or by `LABEL_SELECTORS`."""
+    def cached(self) -> tuple[Store, ...]:
+        """Return the stores that one informer of the kind fills: all but those of Secrets."""
         return (
             self.control_planes,
             self.classes,
@@ -174,4 +175,5 @@ class Stores:
             self.registrations,
             self.snapshots,
             self.namespaces,
+            self.bundles,
         )

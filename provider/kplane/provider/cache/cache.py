@@ -54,7 +54,8 @@ class Cache:
 
     `scope_of` narrows a kind down; reads outside of its `CacheScope` raise ProviderError. `transform` changes each
     object once before it is stored, and must keep its identity. `name` is the name of the cluster, for logs and task
-    names. `server` records whether the API server can be reached. The caller owns the client and closes it.
+    names. `server` records whether the API server can be reached. Each informer lists all objects again every
+    `relist_seconds`. The caller owns the client and closes it.
     """
 
     def __init__(
@@ -66,12 +67,14 @@ class Cache:
         scope_of: Callable[[Resource], CacheScope] = lambda _resource: CacheScope(),
         server: ServerState | None = None,
         sync_timeout_seconds: float = 30.0,
+        relist_seconds: float = 3600.0,
     ) -> None:
         self._client = client
         self._name = name
         self._transform = transform
         self._scope_of = scope_of
         self._sync_timeout_seconds = sync_timeout_seconds
+        self._relist_seconds = relist_seconds
         self._server = server or ServerState()
         self._scopes: dict[Resource, CacheScope] = {}
         self._informers: dict[InformerKey, Informer] = {}
@@ -306,6 +309,7 @@ class Cache:
             transform=self._transform,
             server=self._server,
             cluster=self._name,
+            relist_seconds=self._relist_seconds,
         )
         for field, extract in self._indexes.get((parse_kind(key.resource), key.metadata_only), {}).items():
             informer.add_index(field, extract)

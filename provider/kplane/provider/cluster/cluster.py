@@ -70,8 +70,8 @@ class Wiring:
     themselves `user_agent`, and ask for `field_validation`; `on_warning` gets the warnings of API servers. `transform`
     changes objects before they are cached, and `cache_scopes` select them. If a function returns None for a scope, the
     cache keeps all objects. `before_write` is called with the name of the cluster before each write. An exception
-    prevents the write, and a returned number is its deadline in seconds. Raises ProviderError for a scope whose key is
-    no kind.
+    prevents the write, and a returned number is its deadline in seconds. `keeps_worker` is passed to each `Client`.
+    Caches list all objects again every `relist_seconds`. Raises ProviderError for a scope whose key is no kind.
     """
 
     connections: Connections | None = None
@@ -84,6 +84,8 @@ class Wiring:
     field_validation: FieldValidation = "Warn"
     on_warning: WarningHandler | None = None
     timeout_seconds: float = 30.0
+    keeps_worker: bool = False
+    relist_seconds: float = 3600.0
 
     def __post_init__(self) -> None:
         if isinstance(self.cache_scopes, Mapping):
@@ -166,6 +168,7 @@ class Cluster:
             field_validation=wiring.field_validation,
             cluster=self._live.name,
             on_warning=wiring.on_warning,
+            keeps_worker=wiring.keeps_worker,
         )
 
     @property
@@ -194,6 +197,7 @@ class Cluster:
             transform=self._live.wiring.transform,
             scope_of=self.cache_scope,
             server=self.server_state,
+            relist_seconds=self._live.wiring.relist_seconds,
         )
 
     def cache_scope(self, resource: Resource) -> CacheScope:
