@@ -61,7 +61,7 @@ DISCOURAGED: Final[Mapping[str, str]] = {
     r"namesakes?|belongings": "objects of the same name; owned objects",
     r"and not the other way round|all the same|be that as it may": "leave it out",
 }
-"""Pattern: what to write instead (HOUSE, prose)."""
+"""Patterns of discouraged words, with their replacements (HOUSE, prose)."""
 
 VAGUE: Final[Mapping[str, tuple[str, int]]] = {
     "what": (r"what|whatever", 15),
@@ -92,7 +92,7 @@ _DIRECTIVE: Final = re.compile(r"#\s*(noqa|type:|pragma|!|fmt:|ruff:|mypy:)")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One place to mend."""
+    """A line that breaks a rule."""
 
     path: str
     line: int
@@ -193,7 +193,7 @@ def vague_shares(paragraphs: Iterable[str]) -> dict[str, int]:
 
 
 def check_subject(subject: str) -> str:
-    """Return what is wrong with the subject of a commit; empty if nothing is."""
+    """Return the error in the subject of a commit, or an empty string."""
     if len(subject) > LONGEST_SUBJECT:
         return f"{len(subject)} characters; {LONGEST_SUBJECT} at most"
     return "" if _SUBJECT.match(subject) else "expected `area: imperative`"
@@ -232,7 +232,7 @@ def _above_target(shares: Mapping[str, int]) -> dict[str, int]:
 
 
 def _is_written(path: Path) -> bool:
-    """Tell whether a person writes a file. What the code says in generated pages is checked in the code."""
+    """Return whether a person writes a file. Text of generated pages is checked in the code that generates it."""
     if not path.is_file() or path.is_symlink():
         return False
     return path.suffix != ".md" or not path.read_text(encoding="utf-8").startswith(GENERATED)
@@ -253,7 +253,7 @@ def _subjects(root: Path) -> list[str]:
         ["git", "-C", str(root), "cat-file", "-e", f"{since}^{{commit}}"], check=False, stderr=subprocess.DEVNULL
     )
     if known.returncode:
-        return []  # A shallow clone: the push that brought the commits was checked where they were made.
+        return []  # A shallow clone lacks the commits. The full clone that pushed them has checked their subjects.
     command = ["git", "-C", str(root), "log", "--no-merges", "--format=%h %s", f"{since}..HEAD"]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     return [f"commit {line}: {problem}" for line in lines if (problem := check_subject(line.partition(" ")[2]))]

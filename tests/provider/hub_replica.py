@@ -1,8 +1,8 @@
-"""One replica of a sharded manager, as a program: it copies a ConfigMap of the hub into each member.
+"""A replica of a sharded manager, as a program. It copies a ConfigMap of the hub into each member.
 
     python hub_replica.py KUBECONFIG NAMESPACE IDENTITY CLUSTERS
 
-Hub and members are one API server. The hub's ConfigMap is `wanted`; that of a member has the member's name.
+Hub and members share an API server. The ConfigMap of the hub is `wanted`. Each member has a ConfigMap of its name.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Kubelet:
     service: dict[str, Any] | None = None
     """The only Service, under any name."""
     pods: list[dict[str, Any]] = field(default_factory=list)
-    """The pods that a list of them has, whatever its selector."""
+    """The pods that each list returns. The label selector has no effect."""
     selectors: list[str] = field(default_factory=list)
     """The label selectors that pods were listed by."""
     unreachable: set[str] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""One replica of a sharded manager, as a program: each reconcile writes its name into a ConfigMap of the cluster.
+"""A replica of a sharded manager, as a program. Each reconcile writes its name into a ConfigMap of the cluster.
 
     python sharded_replica.py KUBECONFIG NAMESPACE IDENTITY CLUSTERS
 

@@ -53,7 +53,7 @@ def test_profile_adds_arguments_and_variables_only_if_allowed():
 
     def plugin(**policies):
         access = AccessProviders([AccessProvider("files", mine, **policies)])
-        # Twice, because the arguments of one profile must not remain for the next.
+        # The second call shows that the arguments of the first profile do not remain.
         access.config_of(profile(more))
         found = access.config_of(profile(more)).exec_plugin
         return found.args, dict(found.env)

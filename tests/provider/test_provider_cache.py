@@ -40,7 +40,7 @@ class Collection:
         if path.endswith("pods"):
             await asyncio.sleep(60)
         writer.write(self.tools.stream_head())
-        for kind, found in [*(("ADDED", each) for each in self.objects), ("BOOKMARK", END)]:
+        for kind, found in [*(("ADDED", obj) for obj in self.objects), ("BOOKMARK", END)]:
             await self.send(kind, found, writer)
         while True:
             kind, found = await self.changes.get()
@@ -71,7 +71,7 @@ async def cache(client):
 
 
 def names(found):
-    return sorted((each["metadata"]["namespace"], each["metadata"]["name"]) for each in found)
+    return sorted((obj["metadata"]["namespace"], obj["metadata"]["name"]) for obj in found)
 
 
 async def test_cache_finds_objects_by_name_namespace_and_labels(cache, collection):

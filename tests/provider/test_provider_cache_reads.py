@@ -125,7 +125,7 @@ async def test_decoder_returns_objects_of_its_type(cache):
     one: ConfigMap = await cache.get(CONFIG_MAPS, Request("acme", "x", "a"), decoder=decode)
     assert one == ConfigMap("v1", "ConfigMap", Metadata("a", "x"), {"k": "1"})
     two: list[ConfigMap] = await cache.list(CONFIG_MAPS, namespace="y", decoder=decode)
-    assert [each.data["k"] for each in two] == ["2"]
+    assert [obj.data["k"] for obj in two] == ["2"]
     widget = await cache.get(WIDGETS, "a", namespace="x", decoder=Widget.model_validate_json)
     assert widget == Widget(kind="Widget", spec=Spec(size=3))
     (partial,) = await cache.list(CONFIG_MAPS, namespace="x", metadata_only=True, decoder=decode)

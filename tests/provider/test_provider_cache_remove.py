@@ -52,7 +52,7 @@ async def test_removed_kind_is_listed_again_without_old_handlers(cluster, eventu
     assert registration.removed
     await cluster.client.create(MAPS, {"metadata": {"name": "y", "namespace": "default"}, "data": {"key": "other"}})
     index += await cluster.cache.list(MAPS, field={"data.key": "other"})
-    assert [each["metadata"]["name"] for each in index] == ["y"]
+    assert [obj["metadata"]["name"] for obj in index] == ["y"]
     assert seen == ["x"]
 
 

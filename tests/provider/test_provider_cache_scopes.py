@@ -1,4 +1,4 @@
-"""Caches that hold a part of a kind: some namespaces, one name, or the objects of a selector."""
+"""Caches that hold a part of a kind: some namespaces, a single name, or the objects of a selector."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Server:
         if namespace in self.forbidden:
             writer.write(self.tools.http({"kind": "Status", "code": 403, "message": "not for you"}, status=403))
         elif kind == "get":
-            found = [each for each in self.objects.get(namespace, []) if each["metadata"]["name"] == name]
+            found = [obj for obj in self.objects.get(namespace, []) if obj["metadata"]["name"] == name]
             writer.write(self.tools.http(found[0] if found else {"kind": "Status"}, status=200 if found else 404))
         else:
             key, _, value = query.get("labelSelector", "").partition("=")
@@ -51,9 +51,9 @@ class Server:
 
     async def stream(self, namespace, writer, selected):
         writer.write(self.tools.stream_head())
-        for each in self.objects.get(namespace, []):
-            if selected(each["metadata"]["labels"]):
-                await self.send("ADDED", each, writer)
+        for obj in self.objects.get(namespace, []):
+            if selected(obj["metadata"]["labels"]):
+                await self.send("ADDED", obj, writer)
         await self.send("BOOKMARK", END, writer)
         changes = self.changes.setdefault(namespace, asyncio.Queue())
         while (change := await changes.get()) is not None:
@@ -92,7 +92,7 @@ async def caches():
 
 
 def names(found):
-    return sorted((each["metadata"]["namespace"], each["metadata"]["name"]) for each in found)
+    return sorted((obj["metadata"]["namespace"], obj["metadata"]["name"]) for obj in found)
 
 
 async def test_scope_watches_each_namespace_and_sends_no_other_request(client, caches, server, eventually):
@@ -222,12 +222,12 @@ async def test_scope_is_chosen_by_kind_and_cluster():
         return both if (cluster.name, resource) == ("edge", SECRETS) else None
 
     edge, other = Cluster("edge", config=config), Cluster("other", config=config)
-    for each in (edge, other):
-        each.wire(Wiring(cache_scopes=choose))
+    for member in (edge, other):
+        member.wire(Wiring(cache_scopes=choose))
     assert edge.cache.informer(SECRETS).scope == both
     assert other.cache.informer(SECRETS).scope == edge.cache.informer(CONFIG_MAPS).scope == CacheScope()
-    for each in (edge, other):
-        await each.aclose()
+    for member in (edge, other):
+        await member.aclose()
 
 
 async def test_invalid_scope_is_refused_at_construction(client, caches):

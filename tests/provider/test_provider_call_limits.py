@@ -1,4 +1,4 @@
-"""Time-outs and limits that a provider sets for one cluster."""
+"""Timeouts and limits that a provider sets for a cluster."""
 
 from __future__ import annotations
 

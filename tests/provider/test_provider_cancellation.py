@@ -24,7 +24,7 @@ def cluster(name="a"):
 
 
 class Careless:
-    """An aware with a callback before and one after the careless one."""
+    """An aware with two callbacks: `first`, and a callback that raises a stray cancellation and runs before `first`."""
 
     def __init__(self):
         self.undone, self.tries, self.strays = [], 0, 0
@@ -130,7 +130,7 @@ async def test_end_tasks_awaits_all_tasks_and_logs_a_task_still_running(monkeypa
         finally:
             raise ValueError("odd")
 
-    tasks = [asyncio.create_task(each(), name=each.__name__) for each in (deaf, failing)]
+    tasks = [asyncio.create_task(function(), name=function.__name__) for function in (deaf, failing)]
     await began.wait()
     await end_tasks(tasks)
     assert [task.done() for task in tasks] == [True, True]

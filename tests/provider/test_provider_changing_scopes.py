@@ -18,7 +18,7 @@ def secret(name):
 
 
 def names(found):
-    return sorted((each["metadata"]["namespace"], each["metadata"]["name"]) for each in found)
+    return sorted((obj["metadata"]["namespace"], obj["metadata"]["name"]) for obj in found)
 
 
 class Watched:
@@ -64,7 +64,7 @@ async def watched(cluster):
 
 
 class Gate:
-    """A server that holds its answers for one namespace until `open`, or refuses them if `refused`."""
+    """A server that holds its answers for a namespace until `opened` is set, or refuses them if `refused`."""
 
     def __init__(self, cluster, namespace, monkeypatch):
         self.opened = asyncio.Event()

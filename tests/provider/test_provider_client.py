@@ -345,7 +345,7 @@ async def test_closed_client_raises_for_call_waiting_for_credentials(fault_serve
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            # Like a call that got its credentials at the last moment.
+            # The call gets its credentials although it was cancelled meanwhile.
             return self._config
         finally:
             waiting.set()
@@ -388,7 +388,7 @@ async def test_expired_pages_are_listed_in_one_request(fault_server, tools):
 
 @pytest.mark.parametrize("call", ["create", "delete"])
 async def test_write_is_not_sent_when_check_before_sending_fails(fault_server, tools, call):
-    """As if the process was suspended while connecting, and another process took its Lease meanwhile."""
+    """The check fails if the process was suspended while connecting, and another process acquired its Lease."""
     server, asked = await fault_server(always(tools.http(OBJECT))), []
 
     def check():

@@ -28,7 +28,7 @@ def config_map(name, **data):
     return {"metadata": {"name": name, "labels": {"app": name[0]}}, "data": data}
 
 
-async def test_create_read_change_delete(client, namespace):
+async def test_client_creates_reads_changes_and_deletes_an_object(client, namespace):
     created = await client.create(CONFIG_MAPS, config_map("a", x="1"), namespace=namespace)
     read = await client.get(CONFIG_MAPS, "a", namespace=namespace)
     assert read["data"] == {"x": "1"}
@@ -75,7 +75,7 @@ async def test_unknown_field_follows_field_validation(client, namespace):
     assert caught.value.status == 400
 
 
-async def test_refusals_raise_their_own_exceptions(client, namespace):
+async def test_refused_writes_raise_the_class_of_their_reason(client, namespace):
     first = await client.create(CONFIG_MAPS, config_map("a", x="1"), namespace=namespace)
     with pytest.raises(AlreadyExists):
         await client.create(CONFIG_MAPS, config_map("a"), namespace=namespace)
@@ -133,7 +133,7 @@ async def test_watch_is_ended_by_server_at_timeout(client, namespace):
             assert {event.type async for event in watch} <= {"BOOKMARK"}
 
 
-async def test_unknown_credentials_and_missing_permissions_raise_differently(client, service_account):
+async def test_bad_token_is_unauthorized_and_no_permission_is_forbidden(client, service_account):
     nobody = ClusterConfig(client.config.server, ca_data=client.config.ca_data, token="wrong")
     async with Client(nobody, field_manager="kplane") as stranger:
         with pytest.raises(Unauthorized):

@@ -239,4 +239,4 @@ async def test_cluster_has_ids_of_profile_as_attributes(hub, eventually):
         await eventually(lambda: clusters.get(hub.name("a")).attributes, lambda attributes: attributes == found)
     async with hub.run(access=hub.access()) as clusters:
         made = await eventually(lambda: clusters.get(hub.name("a")))
-        assert made.attributes == {each["name"]: each["value"] for each in ids}
+        assert made.attributes == {cluster_id["name"]: cluster_id["value"] for cluster_id in ids}

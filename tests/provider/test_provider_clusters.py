@@ -1,4 +1,4 @@
-"""A fleet: each name has one engagement, which is closed before the next opens, in any order of calls."""
+"""A fleet: each name has at most one engagement, which closes before the next engagement opens."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def test_late_aware_engages_existing_clusters(eventually):
 
 
 class Failing:
-    """An aware that starts a task and fails, for one name and a number of times."""
+    """An aware that starts a task and fails, for a cluster name and a number of times."""
 
     def __init__(self, name, times):
         self.name, self.left = name, times

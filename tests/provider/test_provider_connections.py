@@ -166,7 +166,7 @@ async def test_closed_client_fails_its_calls_and_keeps_other_clients(fault_serve
 
 
 async def test_healthy_cluster_is_reached_while_many_others_hang(fault_server, tools):
-    """Criterion 63: a hundred servers that accept a connection without an answer do not delay a healthy one."""
+    """Criterion 63: 100 servers that accept connections and never answer do not delay a healthy server."""
     server = await fault_server(always(tools.http(OBJECT)))
     silent = [socket.create_server(("127.0.0.1", 0)) for _ in range(100)]
     connections = Connections()

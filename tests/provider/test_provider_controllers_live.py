@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 
 class Given:
-    """A provider of two names of one API server, which controllers see as two clusters."""
+    """A provider of two clusters, which are two names of the same API server."""
 
     name = "given"
 
@@ -143,7 +143,7 @@ async def test_predicate_sees_its_kind_and_global_filter_sees_all(client, namesp
 
 
 async def test_metadata_watches_deliver_metadata_and_share_an_informer(client, namespace, manager, eventually):
-    """Criterion 18: objects have apiVersion, kind and metadata only; two controllers share one metadata informer."""
+    """Criterion 18: objects have apiVersion, kind and metadata only; two controllers share a metadata informer."""
     seen, of_test = {"one": {}, "two": {}}, mine(namespace)
 
     def note(objects):
@@ -173,7 +173,7 @@ async def test_metadata_watches_deliver_metadata_and_share_an_informer(client, n
 
 
 async def test_cluster_with_silent_server_does_not_delay_others(client, namespace, eventually, monkeypatch):
-    """Criterion 63: healthy clusters engage and are reconciled while the API of another one hangs."""
+    """Criterion 63: healthy clusters engage and are reconciled while the API server of another cluster hangs."""
     # The time-out of the silent clusters is longer than this test.
     monkeypatch.setitem(Client.__init__.__kwdefaults__, "connect_timeout_seconds", 600.0)
     manager = Manager(None, Given(client.config), workers=4, timeout_seconds=600.0, name="test")

@@ -361,7 +361,7 @@ async def test_local_cluster_added_after_observe_local_is_watched(eventually):
     await eventually(lambda: len(aware.watched) == 1)
     await clusters.add_or_replace(cluster("", other="one"))
     await eventually(lambda: len(aware.watched) == 2)
-    assert [each.closed for each in aware.watched] == [True, False]
+    assert [engagement.closed for engagement in aware.watched] == [True, False]
     await clusters.aclose()
 
 

@@ -1,4 +1,4 @@
-"""One timer for many deadlines of equal length."""
+"""A timer for many deadlines of equal length."""
 
 from __future__ import annotations
 

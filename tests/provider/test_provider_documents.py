@@ -32,7 +32,7 @@ def test_written_document_is_read_unchanged(value: object) -> None:
 
 @given(st.text(alphabet="ab:-?[]{},&*!|>'\"#% \n\t0"))
 def test_reader_accepts_and_refuses_the_same_as_libyaml(text: str) -> None:
-    # PyYAML's own scanner differs, in tabs for one.
+    # The scanner of PyYAML in Python differs from libyaml, for example in tabs.
     errors = (yaml.YAMLError, ValueError, RecursionError, TypeError)
     try:
         expected = yaml.load(text, Loader=yaml.CSafeLoader)
@@ -40,7 +40,7 @@ def test_reader_accepts_and_refuses_the_same_as_libyaml(text: str) -> None:
         with pytest.raises(errors):
             read_yaml(text)
     else:
-        if any(isinstance(each, yaml.AliasEvent) for each in yaml.parse(text, Loader=yaml.CSafeLoader)):
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.CSafeLoader)):
             with contextlib.suppress(DocumentError):
                 assert repr(read_yaml(text)) == repr(expected)
         else:

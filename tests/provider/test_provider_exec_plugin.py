@@ -184,7 +184,7 @@ async def test_failing_plugin_runs_once_for_concurrent_calls(fault_server, tools
     server = await fault_server(refusing(tools, good="none"))
     async with Client(config_of(server, plugin("exit 1"))) as client:
         failures = await asyncio.gather(*(client.get(NAMESPACES, "a") for _ in range(20)), return_exceptions=True)
-    assert all(isinstance(each, KubeconfigError) for each in failures)
+    assert all(isinstance(failure, KubeconfigError) for failure in failures)
     assert runs() == 1
 
 

@@ -31,7 +31,7 @@ def drain(queue, *, count=1 << 30):
 
 
 def test_queue_takes_other_cluster_next_during_flood():
-    """Criterion 70: 10,000 requests of A wait, and the first one of B is taken within one worker slot."""
+    """Criterion 70: while 10,000 requests of A wait, the next worker slot takes the first request of B."""
     queue = FairQueue()
     for number in range(10_000):
         queue.add(request("a", number))
@@ -487,7 +487,7 @@ def test_many_light_clusters_do_not_block_the_loop():
         queue.add(request(name, number))
     queue._ring = Counting()
     first = drain(queue, count=1)
-    # One move as a new lane, and two in the ring.
+    # A lane moves once when it is new, and twice in the ring.
     assert queue._ring.moves <= 3 * len(names)
     taken = collections.Counter(each.cluster for each in first + drain(queue, count=2 * len(names)))
     assert taken.pop("double") in {3, 4}

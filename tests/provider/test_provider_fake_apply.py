@@ -35,7 +35,9 @@ def owners(client):
 
     async def read():
         found = await client.request("GET", SERVER)
-        return {(each["manager"], each["operation"]): each["fieldsV1"] for each in found["metadata"]["managedFields"]}
+        return {
+            (entry["manager"], entry["operation"]): entry["fieldsV1"] for entry in found["metadata"]["managedFields"]
+        }
 
     return read
 
@@ -67,7 +69,7 @@ async def test_apply_conflict_names_managers_and_fields_unless_forced(client, ow
     wanted = body(data={"a": "2", "b": "2"}, metadata={"labels": {"app": "y"}})
     with pytest.raises(Conflict, match="Apply failed with 3 conflicts") as refused:
         await client.apply(MAPS, wanted, field_manager="two", force=False)
-    assert [(each["reason"], each["message"], each["field"]) for each in refused.value.details["causes"]] == [
+    assert [(entry["reason"], entry["message"], entry["field"]) for entry in refused.value.details["causes"]] == [
         ("FieldManagerConflict", 'conflict with "one"', ".data.a"),
         ("FieldManagerConflict", 'conflict with "one"', ".metadata.labels.app"),
         ("FieldManagerConflict", 'conflict with "test" using v1', ".data.b"),

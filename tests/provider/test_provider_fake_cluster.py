@@ -96,9 +96,9 @@ async def test_fake_selects_and_watches_objects(fake):
     await client.create(MAPS, body("in", metadata={"labels": {"a": "b"}}))
     await client.create(MAPS, body("out"))
     listed = await client.list(MAPS, label_selector="a=b")
-    assert [each["metadata"]["name"] for each in listed.items] == ["in"]
+    assert [obj["metadata"]["name"] for obj in listed.items] == ["in"]
     named = await client.list(MAPS, field_selector="metadata.name=out")
-    assert [each["metadata"]["name"] for each in named.items] == ["out"]
+    assert [obj["metadata"]["name"] for obj in named.items] == ["out"]
     maps = await client.resource(MAPS)
     async with client.watch(maps, resource_version=listed.resource_version, label_selector="a=b") as watch:
         await client.patch(MAPS, "out", {"metadata": {"labels": {"a": "b"}}}, namespace="default")
@@ -169,7 +169,7 @@ async def test_fake_raises_not_served_for_unknown_kind(fake):
 
 
 async def test_fake_lease_has_one_holder(fake):
-    """Uses Lease itself, which needs an update that creates the object, and a refusal without a version."""
+    """The test runs the real Lease, which needs an update that creates the object, and a refusal without a version."""
     now = 0.0
 
     def lease(identity):

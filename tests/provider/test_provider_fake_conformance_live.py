@@ -164,7 +164,7 @@ def body_of(kind, name, value, labels, finalizers):
 
 
 class Side:
-    """One of the two servers, with the versions seen there."""
+    """A server, fake or real, with the resourceVersions that the test has seen."""
 
     def __init__(self, client, namespace):
         self.client, self.namespace = client, namespace

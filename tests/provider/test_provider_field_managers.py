@@ -20,7 +20,7 @@ def body(**data):
 
 async def managers(cluster):
     found = await cluster.client.request("GET", CONFIG_MAPS.path("m", namespace="default"))
-    return {(each["manager"], each["operation"]) for each in found["metadata"]["managedFields"]}
+    return {(entry["manager"], entry["operation"]) for entry in found["metadata"]["managedFields"]}
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Two processes share the members of a hub; one is killed while the hub's object changes."""
+"""Two processes share the members of a hub. A process is killed while the object of the hub changes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ async def client(api_server):
 async def namespace(client):
     name = f"hub-{uuid.uuid4().hex[:8]}"
     await client.create(NAMESPACES, {"metadata": {"name": name}})
-    for each in MEMBERS:
-        await client.create(CONFIG_MAPS, {"metadata": {"name": each, "namespace": name}})
+    for member in MEMBERS:
+        await client.create(CONFIG_MAPS, {"metadata": {"name": member, "namespace": name}})
     yield name
     await client.delete(NAMESPACES, name)
 
@@ -45,9 +45,9 @@ def replicas(api_server, namespace, tmp_path):
         with (tmp_path / f"{identity}.log").open("wb") as log:
             started[identity] = subprocess.Popen([*command, identity, "8"], stderr=log, env=environment)
     yield started
-    for each in started.values():
-        each.kill()
-        each.wait()
+    for process in started.values():
+        process.kill()
+        process.wait()
 
 
 async def test_member_gets_hub_object_from_its_peer_after_kill(client, namespace, replicas, eventually):
@@ -58,7 +58,7 @@ async def test_member_gets_hub_object_from_its_peer_after_kill(client, namespace
 
     async def written():
         found = (await client.list(CONFIG_MAPS, namespace=namespace)).items
-        return {each["metadata"]["name"]: each.get("data", {}) for each in found if each["metadata"]["name"] in MEMBERS}
+        return {obj["metadata"]["name"]: obj.get("data", {}) for obj in found if obj["metadata"]["name"] in MEMBERS}
 
     async def eventually_written(value):
         seen = await eventually(written, lambda found: all(value in found[name] for name in MEMBERS), timeout=90)
@@ -66,7 +66,7 @@ async def test_member_gets_hub_object_from_its_peer_after_kill(client, namespace
 
     await want("first")
     await eventually_written("first")
-    # Each member gets one peer, which then stays the same for each value.
+    # Each member gets a peer, which then stays the same for each value.
     owners, before = {}, None
     for number in range(30):
         if owners == before and set(owners.values()) == set(PEERS):

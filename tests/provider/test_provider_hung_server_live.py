@@ -1,4 +1,4 @@
-"""A kube-apiserver behind a line that falls silent: its connections stay open, and new ones are accepted."""
+"""A kube-apiserver behind a connection that falls silent: old connections stay open, new connections are accepted."""
 
 from __future__ import annotations
 

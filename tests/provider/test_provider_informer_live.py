@@ -71,7 +71,7 @@ async def test_informer_mirrors_kind_with_one_request(client, counting, cache, n
 
 
 async def test_metadata_informer_is_shared_and_has_only_metadata(client, counting, cache, namespace, eventually):
-    """Criterion 18: metadata-only watches deliver metadata with apiVersion and kind set, by one shared informer."""
+    """Criterion 18: a shared informer of metadata-only watches delivers metadata with apiVersion and kind."""
     body = {"metadata": {"name": "old", "labels": {"a": "b"}}, "data": {"a": "1"}}
     await client.create(CONFIG_MAPS, body, namespace=namespace)
     informer = cache.informer(CONFIG_MAPS, metadata_only=True)
@@ -96,13 +96,13 @@ async def test_informer_lists_pages_when_server_cannot_stream(client, cache, nam
     for metadata_only in (False, True):
         names = cache.informer(CONFIG_MAPS, metadata_only=metadata_only)
         found = await cache.list(CONFIG_MAPS, namespace=namespace, metadata_only=metadata_only)
-        assert {each["metadata"]["name"] for each in found} >= {f"c{number}" for number in range(5)}
-        assert {each["kind"] for each in found} == {"ConfigMap"}
-        assert {name for _, name in names.keys(namespace=namespace)} >= {each["metadata"]["name"] for each in found}
+        assert {obj["metadata"]["name"] for obj in found} >= {f"c{number}" for number in range(5)}
+        assert {obj["kind"] for obj in found} == {"ConfigMap"}
+        assert {name for _, name in names.keys(namespace=namespace)} >= {obj["metadata"]["name"] for obj in found}
 
 
 async def test_field_index_finds_objects(client, cache, namespace):
-    """Criterion 34: an index that is added early or late finds the objects that match, in one namespace or all."""
+    """Criterion 34: an index that is added early or late finds matching objects, in a namespace or in all."""
     other = f"{namespace}-other"
     await client.create(NAMESPACES, {"metadata": {"name": other}})
     for where in (namespace, other):
@@ -115,7 +115,7 @@ async def test_field_index_finds_objects(client, cache, namespace):
 
     async def names(field, colour, **where):
         found = await cache.list(CONFIG_MAPS, field={field: f"{namespace} {colour}"}, **where)
-        return sorted((each["metadata"]["namespace"], each["metadata"]["name"]) for each in found)
+        return sorted((obj["metadata"]["namespace"], obj["metadata"]["name"]) for obj in found)
 
     cache.index_field(CONFIG_MAPS, "early", colours)
     assert await names("early", "red", namespace=namespace) == [(namespace, "a"), (namespace, "c")]

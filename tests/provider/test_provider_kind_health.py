@@ -115,7 +115,7 @@ async def test_objects_of_kind_refused_later_stay_readable(cluster, server, even
     assert await cluster.cache.list(PODS) == []
 
 
-async def test_kind_served_within_seconds_is_logged_once_and_not_as_a_warning(config, server, eventually, caplog):
+async def test_kind_served_within_seconds_is_logged_once_as_info(config, server, eventually, caplog):
     """An API server answers with 404 for a while after a CustomResourceDefinition is created."""
     server.refusals = {"pods": 404}
     with caplog.at_level(logging.INFO, logger="kplane.provider.cache.feed"):
@@ -123,7 +123,7 @@ async def test_kind_served_within_seconds_is_logged_once_and_not_as_a_warning(co
             await eventually(lambda: len(server.asked) > 5)
             server.refusals.clear()
             await eventually(lambda: informer.state == "ready")
-    assert [each.levelno for each in caplog.records if "failed to watch pods" in each.message] == [logging.INFO]
+    assert [record.levelno for record in caplog.records if "failed to watch pods" in record.message] == [logging.INFO]
 
 
 async def test_repeated_failure_is_logged_only_when_it_changes(config, server, eventually, caplog, monkeypatch):
@@ -131,7 +131,7 @@ async def test_repeated_failure_is_logged_only_when_it_changes(config, server, e
     server.refusals = {"pods": 404}
 
     def warnings():
-        return [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+        return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
     with caplog.at_level(logging.INFO, logger="kplane.provider.cache.feed"):
         async with Client(config) as client, following(client, PODS) as informer:
@@ -180,8 +180,8 @@ async def test_retries_of_many_feeds_are_spread(eventually):
     waits = [asyncio.create_task(together.wait(3600)) for _ in range(200)]
     expired = await together.wait(0.01)
     together.answered()
-    await eventually(lambda: any(each.done() for each in waits))
-    assert not all(each.done() for each in waits)
+    await eventually(lambda: any(task.done() for task in waits))
+    assert not all(task.done() for task in waits)
     assert all(await asyncio.gather(*waits))
     assert not expired
 
@@ -191,6 +191,6 @@ async def test_watch_that_ends_at_once_does_not_count_as_recovery(config, server
     with caplog.at_level(logging.INFO, logger="kplane.provider.cache.feed"):
         async with Client(config) as client, following(client, PODS):
             await eventually(lambda: len(server.asked) > 10)
-    warnings = [each for each in caplog.records if each.levelno == logging.WARNING]
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1
     assert "again" not in caplog.text

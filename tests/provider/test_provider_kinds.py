@@ -20,9 +20,9 @@ def test_resource_of_accepts_names_and_resources():
 
 
 def test_built_in_table_equals_constants():
-    constants = [each for each in vars(resources).values() if isinstance(each, resources.Resource)]
+    constants = [kind for kind in vars(resources).values() if isinstance(kind, resources.Resource)]
     assert len(constants) > 15
-    assert all(BUILT_IN[f"{each.api_version}/{each.kind}"] == each for each in constants)
+    assert all(BUILT_IN[f"{kind.api_version}/{kind.kind}"] == kind for kind in constants)
 
 
 def test_unknown_kind_error_names_the_remedy():

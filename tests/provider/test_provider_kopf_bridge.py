@@ -42,7 +42,7 @@ async def clusters():
 
 @pytest.fixture
 def kopf_ends_at_once(monkeypatch):
-    """Keep kopf from waiting five seconds for hung tasks, which kopf has no setting for."""
+    """Keep kopf from waiting five seconds for hung tasks. kopf has no setting for this time."""
     from kopf._core.reactor import running
 
     wait = running.aiotasks.wait

@@ -60,7 +60,7 @@ async def test_handlers_see_objects_of_engaged_clusters_only(client, namespace, 
     clusters = Clusters(awares=[KopfAware(registry, settings=settings, memo={"answer": 42})])
     await config_map("first")
     try:
-        # Two clusters of one API server suffice, because each kopf operator sees one cluster.
+        # Two clusters of the same API server suffice, because each kopf operator sees a single cluster.
         for name in ("one", "two"):
             await clusters.add_or_replace(Cluster(name, config=client.config))
         for name in ("one", "two"):

@@ -83,7 +83,9 @@ async def test_clusters_follow_labelled_secrets(client, namespace, secrets, even
         await eventually(manager.cluster_names, lambda names: names == ["island", "zoo"])
         assert manager.get_cluster("zoo") is zoo
         assert [found for found in manager.clusters.engagements() if found.closing] == []
-        assert {each.generation for each in manager.clusters.engagements()} < {each.generation for each in engagements}
+        assert {engagement.generation for engagement in manager.clusters.engagements()} < {
+            engagement.generation for engagement in engagements
+        }
 
         # Criterion 40: a deleted Secret removes the name, and so does a Secret that is being deleted.
         await secrets.delete("island")
@@ -138,7 +140,7 @@ async def test_renewed_token_keeps_the_engagement(client, namespace, secrets, se
 
 
 async def test_secret_without_kubeconfig_is_skipped(client, namespace, secrets, eventually, caplog):
-    """Criterion 41: a missing key and empty data are skipped, the count is stable, and others are not affected."""
+    """Criterion 41: a missing key and empty data are skipped, the count is stable, other Secrets are unaffected."""
     await secrets.put("empty", "")
     await secrets.put("elsewhere", client.config, key="config")
     await secrets.put("good", client.config)
@@ -147,7 +149,7 @@ async def test_secret_without_kubeconfig_is_skipped(client, namespace, secrets, 
         await eventually(lambda: caplog.text, lambda text: "its key 'kubeconfig' is empty" in text)
         await eventually(lambda: caplog.text, lambda text: "it has no key 'kubeconfig'" in text)
         (engagement,) = manager.clusters.engagements()
-        # A watch delivers in order, so the later Secret shows that the earlier ones were seen.
+        # A watch delivers in order, so the later Secret shows that the provider saw the earlier Secrets.
         await secrets.put("later", client.config)
         await eventually(manager.cluster_names, lambda names: names == ["good", "later"])
         assert manager.clusters.engagements()[0] is engagement

@@ -40,7 +40,7 @@ def _sockets() -> int:
 
 
 class Careless:
-    """An aware whose callback lets the CancelledError of a task of its own out, as `task.cancel(); await task` does."""
+    """An aware whose callback raises the CancelledError of another task, as `task.cancel(); await task` does."""
 
     def __init__(self) -> None:
         self.ended = 0
@@ -57,7 +57,7 @@ class Careless:
 
 
 class Fleet:
-    """Clusters that are all the same API server, each engaged until its objects were reconciled, and then removed."""
+    """Clusters with the same API server. Each cluster is engaged, reconciled, and then removed."""
 
     def __init__(self, config: ClusterConfig) -> None:
         self.config = config
@@ -94,8 +94,8 @@ class Fleet:
 async def test_engagements_leak_no_task_socket_or_memory(
     api_server: Any, caplog: pytest.LogCaptureFixture, count: int, warm: int
 ) -> None:
-    """Criterion 68: a removal returns after all tasks of the cluster; a thousand removals leak nothing."""
-    # Of each careless callback, which pytest would keep with its traceback.
+    """Criterion 68: a removal returns after all tasks of the cluster end. 1,000 removals leak no resource."""
+    # Otherwise pytest keeps a log record with its traceback for each careless callback.
     caplog.set_level(logging.CRITICAL, logger="kplane.provider.cluster.engagement")
     fleet = Fleet(ClusterConfig.load(api_server.admin_kubeconfig))
     await asyncio.sleep(0)

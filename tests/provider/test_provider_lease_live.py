@@ -150,7 +150,7 @@ async def test_lease_is_lost_when_its_holder_identity_changes(
     await client.patch(LEASES, "mine", {"spec": {"holderIdentity": "second"}}, namespace=namespace)
     with pytest.raises(LeaseLost, match="held by second"):
         await first.renew()
-    # Another process wrote the holder, so the second one does not hold the Lease.
+    # Another process wrote the holder, so the second process does not hold the Lease.
     assert not await second.try_acquire()
 
 
@@ -158,7 +158,7 @@ async def test_lease_is_lost_when_its_holder_identity_changes(
 async def test_takeover_does_not_recreate_deleted_lease(
     client: Client, namespace: str, lease: Callable[..., Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The new Lease would be held at once, although another process may have held a newer one."""
+    """The process would hold the new Lease at once, although another process may have held a newer Lease."""
     first = lease("first")
     read = first._read
 

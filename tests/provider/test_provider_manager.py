@@ -154,7 +154,7 @@ class Endless:
 
 
 async def test_scoped_manager_reads_its_member_and_adds_to_the_host(eventually):
-    """Criterion 33: what is added runs with the manager, also where it runs already, and is run again when it fails."""
+    """Criterion 33: runnables start with the manager or while the manager runs, and restart after a failure."""
     async with Manager(ClusterConfig("https://127.0.0.1:1"), Fixed("a"), name="test") as manager:
         await eventually(manager.cluster_names, lambda names: names == ["a"])
         scoped = manager.scoped("a")
@@ -178,7 +178,7 @@ async def test_scoped_manager_reads_its_member_and_adds_to_the_host(eventually):
 
 
 async def well():
-    """Check nothing."""
+    """Pass the check."""
 
 
 async def test_checks_return_the_failure_of_each_check():
@@ -196,7 +196,7 @@ async def test_checks_return_the_failure_of_each_check():
 
 
 class Tidy:
-    """A provider of one cluster which removes all that it does not know, and fails then; it is run again."""
+    """A provider of a cluster. Each run removes all clusters and adds this cluster. The first run fails then."""
 
     name = "tidy"
 

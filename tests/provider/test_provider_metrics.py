@@ -1,4 +1,4 @@
-"""The HTTP endpoints of a manager: metrics without those of removed clusters, health and readiness."""
+"""The HTTP endpoints of a manager: metrics without series of removed clusters, health and readiness."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ async def test_clusters_are_counted_by_provider_and_state(at_work, eventually):
         assert found["multicluster_cache_bytes", (("cluster", "a"), ("kind", "ConfigMap"))] == informer.size_bytes
         restarts = "multicluster_watch_restarts_total"
         assert found[restarts, (("cluster", "a"), ("reason", "unreachable"))] >= 1
-        # Of each cluster, the controller.
+        # The controller engaged both clusters.
         assert found["multicluster_engage_seconds_count", ()] == 2
         return True
 

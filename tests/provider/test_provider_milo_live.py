@@ -23,7 +23,7 @@ PATH = re.compile(r"/apis/resourcemanager\.miloapis\.com/v1alpha1/projects/([^/]
 
 
 class Front:
-    """Milo's API server: serves each project below its path; those in `silent` never answer."""
+    """The API server of Milo. Serves each project below its path, and never answers projects in `silent`."""
 
     def __init__(self, backend):
         self.backend = backend
@@ -84,7 +84,7 @@ async def front(client, tools, tmp_path, service_account):
 
 
 class Milo:
-    """Writes what Milo's users and controllers would write."""
+    """Writes the objects that users and controllers of Milo write."""
 
     def __init__(self, client, namespace, resource):
         self.client, self.namespace, self.resource = client, namespace, resource
@@ -198,7 +198,7 @@ async def test_project_not_ready_or_deleted_leaves_no_task_or_socket(
         await milo.ready("unready", "False")
         await milo.delete("deleted")
         await client.patch(PROJECTS, milo.name("relabelled"), {"metadata": {"labels": {"test": "gone"}}})
-        await eventually(lambda: [each.closed for each in engagements], all)
+        await eventually(lambda: [engagement.closed for engagement in engagements], all)
         assert fleet.names() == []
         await eventually(lambda: front.connections, lambda count: count == 0)
         await eventually(lambda: len(asyncio.all_tasks()), lambda count: count <= before)
@@ -255,5 +255,5 @@ async def test_silent_project_delays_no_other_and_connections_are_shared(client,
             await eventually(lambda name=name: milo.name(name) in listed)
         assert milo.name("p0") in manager.cluster_names()
         assert milo.name("p0") not in listed
-    # The silent project holds one connection; the other projects used theirs in turn.
+    # The silent project holds a connection. The other projects used the second connection in turn.
     assert len(front.opened) == 2

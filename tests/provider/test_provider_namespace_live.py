@@ -109,7 +109,7 @@ async def managing(world, host):
 
 
 async def test_namespace_objects_are_reconciled_in_default(world, host, eventually):
-    """Criterion 53: objects appear in ns `default`; write to another ns is Invalid. Existing, new and updated ones."""
+    """Criterion 53: existing, new and updated objects appear in ns `default`. A write to another ns is Invalid."""
     async with managing(world, host) as manager:
         asked = feed(manager)
         await eventually(manager.cluster_names, lambda names: names == world.names())
@@ -131,7 +131,7 @@ async def test_namespace_objects_are_reconciled_in_default(world, host, eventual
             await client.get(CONFIG_MAPS, "monkey", namespace=world.name("jungle"))
         with pytest.raises(NotFound):
             await client.get(CLUSTER_ROLES, "cluster-admin")
-        # All namespaces share one informer of a kind.
+        # All namespaces share an informer of a kind.
         assert len(host.cache._informers) == 1
 
 

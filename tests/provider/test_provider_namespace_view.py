@@ -1,4 +1,4 @@
-"""The view of a namespace as a cluster: translated requests, and refused ones."""
+"""The view of a namespace as a cluster: translated and refused requests."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def host(server):
 
 def test_client_requests_and_paths_all_pass_the_namespace_view():
     # Not inspect.getsource: it parses the file, which fails in Python 3.11 if a garbage collection logs meanwhile.
-    modules = [Path(inspect.getfile(each)) for each in Client.__mro__ if each is not object]
+    modules = [Path(inspect.getfile(cls)) for cls in Client.__mro__ if cls is not object]
     source = "".join("".join(module.read_text().split()) for module in modules)
     assert source.count("HttpRequest(") == source.count("self._adapted(HttpRequest(")
     assert source.count("resource.path(") == 1

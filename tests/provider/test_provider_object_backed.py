@@ -26,7 +26,7 @@ from kplane.provider.providers._support.object_backed import FromSecret, ObjectB
 
 SHARDS = 2
 NAMES = ("a", "b", "g", "h")
-"""Of both shards."""
+"""Names of clusters in both shards."""
 
 
 class World:
@@ -71,7 +71,7 @@ class World:
 
 @dataclass(eq=False)
 class Watch:
-    """Stands in for an informer."""
+    """A fake informer."""
 
     world: World
     resource: Resource
@@ -177,7 +177,7 @@ def test_provider_watches_secrets_of_held_objects_in_any_order(operations: list[
 async def test_provider_keeps_no_credentials_of_lost_shards() -> None:
     def known() -> set[str | None]:
         gc.collect()
-        return {each.token for each in gc.get_objects() if isinstance(each, ClusterConfig)} & {"a-first", "b-first"}
+        return {obj.token for obj in gc.get_objects() if isinstance(obj, ClusterConfig)} & {"a-first", "b-first"}
 
     world = World()
     for name in NAMES:

@@ -33,7 +33,7 @@ def plan(found):
 
 
 class Place:
-    """The ConfigMaps of one namespace."""
+    """The ConfigMaps of a namespace."""
 
     def __init__(self, client, namespace):
         self.client, self.namespace = client, namespace

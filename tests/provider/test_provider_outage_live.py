@@ -47,16 +47,16 @@ async def test_controller_reconciles_all_requests_soon_after_an_outage(gate, cli
 
     built = controller(manager).for_(CONFIG_MAPS, predicates(ours)).build(reconcile)
     requests = [Request("a", namespace, f"of-test-{number}") for number in range(REQUESTS)]
-    for each in requests:
-        await client.create(CONFIG_MAPS, {"metadata": {"name": each.name}}, namespace=namespace)
+    for queued in requests:
+        await client.create(CONFIG_MAPS, {"metadata": {"name": queued.name}}, namespace=namespace)
     async with manager:
         await fleet.add(cluster)
         await eventually(lambda: len(done), lambda count: count == REQUESTS)
         await eventually(lambda: built.queue.idle)
         await gate.close()
         done.clear()
-        for each in requests:
-            built.queue.add(each)
+        for queued in requests:
+            built.queue.add(queued)
         await eventually(lambda: built.queue.suspended(), lambda names: names == ["a"])
         down = loop.time()
         await eventually(lambda: loop.time() - down, lambda seconds: seconds >= OUTAGE_SECONDS)

@@ -21,7 +21,7 @@ NAMES = ("a", "b")
 
 @dataclass(frozen=True)
 class State:
-    """An object at one revision; `selected` by the labels of the cache."""
+    """An object at a revision. `selected` is true if the selector of the cache matches the object."""
 
     name: str
     uid: str
@@ -153,7 +153,7 @@ class World:
             self.answers.append((answer, gone, self.server.version))
 
     def answer(self, number: int) -> None:
-        """Deliver one of the responses in flight."""
+        """Deliver a response in flight."""
         if not self.answers:
             return
         state, gone, revision = self.answers.pop(number % len(self.answers))
@@ -172,7 +172,7 @@ class World:
             self.floors[state.name] = max(self.floors.get(state.name, 0), revision)
 
     def watch(self, count: int) -> None:
-        """Deliver some events in one batch, with a bookmark at the end."""
+        """Deliver a batch of events, with a bookmark at the end."""
         if self.is_listing:
             return
         until = min(self.position + count, self.server.version)
@@ -196,7 +196,7 @@ class World:
             self.listed = (self.server.version, dict(self.server.views[-1]))
 
     async def take_list(self) -> None:
-        """Begin to process the list, or continue by one object."""
+        """Begin to process the list, or continue with the next object."""
         if self.listed is not None and self.listing is None:
             version, view = self.listed
             entries = [self.entry(state) for state in view.values()]

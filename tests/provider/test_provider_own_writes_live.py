@@ -72,11 +72,11 @@ async def test_cache_reads_see_each_write_and_converge(cluster, namespace, kind,
     await cluster.client.delete(kind, "last", namespace=namespace, propagation="Background", grace_period_seconds=0)
 
     async def cached():
-        return {each["metadata"]["name"] for each in await cluster.cache.list(kind, namespace=namespace)}
+        return {obj["metadata"]["name"] for obj in await cluster.cache.list(kind, namespace=namespace)}
 
     async def stored():
         listing = await cluster.client.list(kind, namespace=namespace, label_selector="app=own-writes")
-        return {each["metadata"]["name"] for each in listing.items}
+        return {obj["metadata"]["name"] for obj in listing.items}
 
     await eventually(stored, lambda found: not found)
     await eventually(cached, lambda found: not any(name.startswith(("own-", "last")) for name in found))

@@ -34,7 +34,7 @@ class Server:
         changes = asyncio.Queue()
         self.watches.append(changes)
         writer.write(self.tools.stream_head())
-        for kind, found in [*(("ADDED", each) for each in self.objects), ("BOOKMARK", END)]:
+        for kind, found in [*(("ADDED", obj) for obj in self.objects), ("BOOKMARK", END)]:
             await self.send(kind, found, writer)
         while True:
             await self.send(*await changes.get(), writer)

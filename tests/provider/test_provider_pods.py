@@ -344,8 +344,8 @@ class TestPortForward:
         async with client.pods.port_forward("web", 8080, namespace="default") as forward:
             for address in loopback_addresses():
                 assert await ask((address, forward.port), content) == content
-            assert await asyncio.gather(*(ask(("localhost", forward.port), b"%d" % each) for each in range(5))) == [
-                b"%d" % each for each in range(5)
+            assert await asyncio.gather(*(ask(("localhost", forward.port), b"%d" % number) for number in range(5))) == [
+                b"%d" % number for number in range(5)
             ]
         assert {asked.query["ports"] for asked in kubelet.asked} == {"8080"}
         assert kubelet.asked[0].headers["Sec-WebSocket-Protocol"] == "v4.channel.k8s.io"
@@ -497,23 +497,23 @@ class TestPortForwardService:
         ]
         async with client.pods.port_forward_service("web", 80, namespace="default") as forward:
             assert await ask(("localhost", forward.port), b"there") == b"there"
-        assert [each.match_info["pod"] for each in kubelet.asked] == ["old"]
+        assert [request.match_info["pod"] for request in kubelet.asked] == ["old"]
 
     async def test_takes_a_new_pod_for_the_next_connection(self, kubelet, client, service):
         async with client.pods.port_forward_service("web", 80, namespace="default") as forward:
             assert await ask(("localhost", forward.port), b"one") == b"one"
             kubelet.pods = [fake.pod("web-0", ending=True), fake.pod("web-1")]
             assert await ask(("localhost", forward.port), b"two") == b"two"
-        assert [each.match_info["pod"] for each in kubelet.asked] == ["web-0", "web-1"]
+        assert [request.match_info["pod"] for request in kubelet.asked] == ["web-0", "web-1"]
 
-    async def test_takes_another_pod_if_one_cannot_be_reached(self, kubelet, client, service):
+    async def test_takes_another_pod_if_a_pod_cannot_be_reached(self, kubelet, client, service):
         kubelet.pods, kubelet.unreachable = [fake.pod("web-0"), fake.pod("web-1")], {"web-0"}
         async with client.pods.port_forward_service("web", 80, namespace="default") as forward:
             assert await ask(("localhost", forward.port), b"there") == b"there"
             assert forward.error == ""
-        assert [each.match_info["pod"] for each in kubelet.asked][-1] == "web-1"
+        assert [request.match_info["pod"] for request in kubelet.asked][-1] == "web-1"
 
-    async def test_reports_why_no_pod_can_be_reached(self, kubelet, client, service, caplog):
+    async def test_reports_the_error_if_no_pod_can_be_reached(self, kubelet, client, service, caplog):
         kubelet.unreachable = {"web-0"}
         async with client.pods.port_forward_service("web", 80, namespace="default") as forward:
             reader, writer = await asyncio.open_connection("localhost", forward.port)
@@ -530,7 +530,7 @@ class TestPortForwardService:
             ({"ports": [{"port": 80, "targetPort": "other"}]}, "leads to port 'other', which no pod that is ready has"),
         ],
     )
-    async def test_raises_for_a_service_that_leads_nowhere(self, client, service, change, error):
+    async def test_raises_for_a_service_without_selector_or_matching_port(self, client, service, change, error):
         service.update(change)
         with pytest.raises(ProviderError, match=error):
             async with client.pods.port_forward_service("web", 80, namespace="default"):
@@ -542,7 +542,7 @@ class TestPortForwardService:
             async with client.pods.port_forward_service("web", 80, namespace="default"):
                 pass
 
-    async def test_raises_if_there_is_no_service(self, client):
+    async def test_raises_if_the_service_is_missing(self, client):
         with pytest.raises(NotFound):
             async with client.pods.port_forward_service("web", 80, namespace="default"):
                 pass

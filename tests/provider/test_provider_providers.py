@@ -59,7 +59,7 @@ def test_each_provider_conforms_to_the_protocol_in_mypy(tmp_path):
         ]
     source = tmp_path / "every_provider.py"
     source.write_text("\n".join(lines))
-    # In a process of its own: what it leaves in memory would slow down each look of the garbage collector from then on.
+    # mypy runs in its own process, because its objects in memory would slow down each later garbage collection.
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--no-error-summary", str(source)], capture_output=True, text=True, check=False
     )

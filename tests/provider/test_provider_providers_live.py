@@ -62,7 +62,7 @@ async def secret(client, namespace, path):
 
 
 async def several(client, namespace, path):
-    """Criterion 45: a provider that follows objects engages as `kc#remote`, next to another one."""
+    """Criterion 45: a provider that follows objects engages as `kc#remote`, next to another provider."""
     multi = MultiProvider()
     for name, make in (("kc", secret), ("hand", by_hand)):
         provider, _ = await make(client, namespace, path)
@@ -94,7 +94,7 @@ async def test_provider_clusters_have_their_objects_reconciled(client, namespace
         for name in names:
             await eventually(lambda name=name: {(name, "new", ""), (name, "existing", step)} <= seen)
             found = await manager.get_cluster(name).cache.list(CONFIG_MAPS, field={"step": step})
-            assert [each["metadata"]["name"] for each in found] == ["existing"]
+            assert [obj["metadata"]["name"] for obj in found] == ["existing"]
         assert manager.cluster_names() == names
         assert all(manager.get_cluster(name).came_from(provider) for name in names)
 

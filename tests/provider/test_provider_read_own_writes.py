@@ -19,7 +19,7 @@ def body(**fields):
 
 
 class Behind:
-    """A cluster whose watches bring nothing until `catch_up`."""
+    """A cluster whose watches deliver no event until `catch_up`."""
 
     def __init__(self, **scopes):
         self.fake = FakeCluster("a", kinds=[WIDGETS])
@@ -61,7 +61,7 @@ async def behind():
 
 
 async def names(cluster, **options):
-    return [each["metadata"]["name"] for each in await cluster.cache.list(MAPS, **options)]
+    return [obj["metadata"]["name"] for obj in await cluster.cache.list(MAPS, **options)]
 
 
 async def test_cache_returns_each_write_before_its_watch_event(behind):

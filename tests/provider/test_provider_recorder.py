@@ -238,13 +238,13 @@ async def test_closed_cluster_keeps_no_recorders():
 @pytest.mark.integration
 async def test_api_server_keeps_one_series_with_its_count(client, namespace, eventually):
     about = await client.create(CONFIG_MAPS, {"metadata": {"name": "web"}}, namespace=namespace)
-    for run in range(2):  # the second is what another process would report later
+    for run in range(2):  # the second run reports like another process
         recorder = EventRecorder(lambda: client, component="builder")
         recorder.event(about, "Warning", "Full", "no room", action="Store")
         recorder.event(await client.get(NAMESPACES, "default"), "Normal", "Seen", f"run {run} of {namespace}")
 
         async def count(expected=run + 1):
-            # As people read them: the API server has one kind of Event in two groups.
+            # The test reads core/v1 Events: the API server stores both API groups of Event as the same objects.
             found = (await client.list(EVENTS, namespace=namespace)).items
             seen = [(event["reason"], event["action"], (event.get("series") or {}).get("count", 1)) for event in found]
             assert seen == [("Full", "Store", expected)], json.dumps(found)

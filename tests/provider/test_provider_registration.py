@@ -42,12 +42,12 @@ def status(namespace, *, generation=1, server="https://127.0.0.1:1", **fields):
 
 
 def selected(client, namespace):
-    """A provider of the registrations of one test."""
+    """Return a provider of the registrations of a test."""
     return RegistrationProvider(client, services=SERVICES, label_selector=f"test={namespace}")
 
 
 class Management:
-    """Writes what the operator would write."""
+    """Writes the objects that the operator writes."""
 
     def __init__(self, client, namespace, ca):
         self.client, self.namespace = client, namespace

@@ -12,7 +12,7 @@ from kplane.provider.coordination.shards import Layout, ShardTimings, object_nam
 
 NAMES = [f"cluster-{number}" for number in range(10_000)]
 SCHEMES = ["mcm-{}", "mcm-{}.mcm.kplane.svc", "worker{}"]
-"""As a StatefulSet names its pods."""
+"""Names of peers, as a StatefulSet names its pods."""
 SHARDS = Layout("mcr-shard", "shard", 64)
 
 
@@ -26,14 +26,14 @@ def owned(weights: dict[str, float], layout: Layout = SHARDS) -> dict[str, float
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("layout", [SHARDS, Layout("mcr-shard", "cluster", 64)], ids=str)
 def test_three_peers_own_a_third_each(scheme: str, layout: Layout) -> None:
-    """Criterion 67: within 3 per cent; FNV gives 25, 25 and 50 (D6)."""
+    """Criterion 67: the parts are equal within 3 per cent. FNV gives 25, 25 and 50 (D6)."""
     for part in owned({scheme.format(number): 1 for number in range(3)}, layout).values():
         assert part == pytest.approx(100 / 3, abs=3)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_peers_own_parts_by_weight(scheme: str) -> None:
-    """Criterion 67: 1 to 3 is 25 to 75; upstream's product overflows, and any weights give halves (D6)."""
+    """Criterion 67: weights 1 and 3 give 25 and 75. Upstream overflows, so that any weights give halves (D6)."""
     small, large = owned({scheme.format(0): 1, scheme.format(1): 3}).values()
     assert (small, large) == (pytest.approx(25, abs=3), pytest.approx(75, abs=3))
     assert max(owned({scheme.format(0): 1, scheme.format(1): (1 << 32) - 1}).values()) > 98
@@ -49,7 +49,7 @@ def test_score_distributes_names_by_weight(scheme: str) -> None:
 
 
 def test_six_peers_own_equal_parts() -> None:
-    """D6: upstream gives two of six twice as much as the others."""
+    """D6: upstream gives two of six peers twice the part of the other peers."""
     assert all(part == pytest.approx(100 / 6, abs=2) for part in owned({f"mcm-{n}": 1 for n in range(6)}).values())
 
 

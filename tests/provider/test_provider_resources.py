@@ -8,7 +8,7 @@ from kplane.provider import ProviderError
 from kplane.provider.client.resources import CLUSTER_ROLES, DEPLOYMENTS, NAMESPACES, PODS
 
 
-def test_path_of_each_resource():
+def test_path_has_group_version_namespace_and_escaped_name():
     assert NAMESPACES.path() == "/api/v1/namespaces"
     assert NAMESPACES.path("a") == "/api/v1/namespaces/a"
     assert PODS.path(namespace="ns") == "/api/v1/namespaces/ns/pods"
@@ -26,7 +26,7 @@ def test_path_refuses_names_that_change_it(name):
         PODS.path("a", namespace=name)
 
 
-def test_path_checks_the_scope():
+def test_path_refuses_a_namespace_contrary_to_the_scope():
     with pytest.raises(ProviderError, match="cluster-scoped"):
         NAMESPACES.path("a", namespace="ns")
     with pytest.raises(ProviderError, match="a namespace is needed"):

@@ -1,4 +1,4 @@
-"""Label selectors mean what they mean to the API server."""
+"""Label selectors match like label selectors of the API server."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ def test_label_selector_matches(selector, matches):
 @pytest.mark.parametrize(
     "selector", ["=web", "app=a b", "app in web", "app in (a b)", "app>1", "app,,tier", "!", "a=b="]
 )
-def test_label_selector_that_is_invalid_is_refused(selector):
+def test_invalid_label_selector_is_refused(selector):
     with pytest.raises(ProviderError, match="cannot be read: write key=value"):
         parse_label_selector(selector)

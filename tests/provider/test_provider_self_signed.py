@@ -46,7 +46,7 @@ async def cluster():
 
 @contextlib.asynccontextmanager
 async def following(cluster, *hosts, **targets):
-    """Follow as a server does, and yield the certificate."""
+    """Run a certificate as a webhook server does, and yield the certificate."""
     certificate = SelfSignedCertificate(SelfSigned(*(hosts or ("localhost",)), **targets), cluster)
     await certificate.load()
     task = asyncio.create_task(certificate.follow())
@@ -79,7 +79,7 @@ class TestServing:
             yield webhooks
 
     async def shown(self, webhooks, *, name="127.0.0.1"):
-        """Return the certificate that a client sees which trusts the caBundle."""
+        """Return the served certificate, as received by a client that trusts the caBundle."""
         trusted = ssl.create_default_context(cadata=webhooks._certificate._bundle(b"").decode())
         trusted.verify_flags |= ssl.VERIFY_X509_STRICT
         _, writer = await asyncio.open_connection(*webhooks.address, ssl=trusted, server_hostname=name)

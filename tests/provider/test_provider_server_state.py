@@ -116,7 +116,7 @@ def test_version_that_expired_in_an_outage_is_listed_at_once(steered):
     assert seconds <= 4.5
 
 
-def test_version_that_expires_again_and_again_is_listed_after_pauses(steered):
+def test_version_that_expires_repeatedly_is_listed_after_pauses(steered):
     async def scenario():
         cluster, loop = FakeCluster("a"), asyncio.get_running_loop()
         await followed(cluster, MAPS)

@@ -1,4 +1,4 @@
-"""Warnings of API servers reach the log once and the handler each time; unknown fields are asked about."""
+"""Warnings of API servers reach the log once and the handler each time; writes ask for validation of unknown fields."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_client_logs_warning_once_with_object_and_cluster(caplog):
     ]
 
 
-async def test_manager_hands_warnings_of_its_clusters_on(eventually):
+async def test_manager_passes_warnings_of_its_clusters_to_its_callback(eventually):
     cluster, provider, seen = FakeCluster("a"), ClustersProvider(), []
     cluster.warn("deprecated", verb="watch", kind="v1/ConfigMap")
     await provider.add(cluster)

@@ -85,7 +85,7 @@ class Working:
 
 
 class Replica:
-    """A manager with a coordinator, as one of several."""
+    """A manager with a coordinator that divides the clusters among replicas."""
 
     def __init__(self, client: Client, namespace: str, identity: str, **options: Any) -> None:
         self.working, self.provider = Working(), Fleet(CLUSTERS)

@@ -1,6 +1,6 @@
-"""Three processes share clusters; one is killed, one is frozen. The audit log of the API server is the proof.
+"""Three processes share clusters. The test kills a process and freezes another, and reads the audit log as proof.
 
-All that they write, Leases and objects, is in one etcd, so the resourceVersions say what came before what.
+All Leases and objects are in the same etcd, so their resourceVersions give the order of all writes.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ class Audited(ManagementCluster):
 
 @dataclass(frozen=True)
 class Change:
-    """One write, as the API server recorded it."""
+    """A write in the audit log of the API server."""
 
     version: int
     kind: str
     name: str
     who: str
-    """Who holds the Lease since then, or who wrote the object."""
+    """The holder of the Lease since the write, or the writer of the object."""
     received: float
     done: float
 
@@ -157,7 +157,7 @@ async def replicas(audited: Audited, tmp_path: Path) -> AsyncIterator[list[Repli
 async def writers(client: Client) -> dict[str, str]:
     """Return which process wrote each cluster's object last."""
     found = (await client.list(CONFIG_MAPS, namespace=NAMESPACE)).items
-    objects = {each["metadata"]["name"]: each.get("data", {}) for each in found}
+    objects = {obj["metadata"]["name"]: obj.get("data", {}) for obj in found}
     return {name: objects[name].get("writer", "") for name in CLUSTERS}
 
 
@@ -176,9 +176,9 @@ def taken_over(log: Path, identity: str, *, since: float) -> dict[str, str]:
 async def test_one_process_at_a_time_writes_to_a_cluster(
     audited: Audited, replicas: list[Replica], eventually: Callable[..., Awaitable[Any]]
 ) -> None:
-    """Criterion 61: across kill -9 and a freeze for longer than a fence lasts, every cluster is worked on again.
+    """Criterion 61: after kill -9, and after a freeze beyond the expiry of a fence, peers work on every cluster again.
 
-    How soon that is, the tests in made-up time show.
+    Tests in virtual time check the time until then.
     """
     everybody = {replica.identity for replica in replicas}
 
@@ -194,7 +194,7 @@ async def test_one_process_at_a_time_writes_to_a_cluster(
     killed, frozen, _ = replicas
     ended = len(killed.ended)
     killed_at = killed.send(signal.SIGKILL)
-    # The kubelet's part: it comes back under its name, and waits until what it held before has run out.
+    # The process restarts as by a kubelet, keeps its name, and waits until its former Leases expire.
     await eventually(lambda: len(killed.ended) > ended)
     await shared_by(everybody, not_by=next(who for who in processes if who.startswith(f"{killed.identity}/")))
 

@@ -31,7 +31,7 @@ def test_ssl_context_trusts_only_the_given_ca_and_verifies(config):
     assert context.check_hostname
 
 
-async def test_client_reads_an_unverified_server_only_if_its_config_says_so(fault_server, tools):
+async def test_client_reads_unverified_server_only_if_config_allows(fault_server, tools):
     async def answer(asked, writer):
         writer.write(tools.http({"gitVersion": "v1"}))
 

@@ -70,7 +70,7 @@ class WidgetData:
 
 
 class Own:
-    """Reads and writes itself."""
+    """A class with its own methods from_dict and to_dict."""
 
     def __init__(self, metadata: dict[str, Any], size: int) -> None:
         self.metadata = metadata

@@ -78,7 +78,7 @@ async def test_reconciles_above_the_waiting_limit_keep_their_worker(eventually: 
         for name in (*answers, "good"):
             queue.add(name)
         await eventually(lambda: (controller.waiting, len(queue)), lambda seen: seen == (2, 1))
-        # The worker is with the third key. When the first key ends, the third one waits, and the worker is free.
+        # The worker is with the third key. When the first key ends, the third key waits, and the worker is free.
         answers["silent-0"].set()
         await eventually(lambda: done, lambda found: found == ["silent-0", "good"])
 

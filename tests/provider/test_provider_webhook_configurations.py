@@ -40,7 +40,7 @@ def webhooks(tmp_path, cluster):
 
 
 class TestConfigurations:
-    async def test_configuration_asks_about_creations_and_updates_of_the_kind(self, webhooks):
+    async def test_configuration_selects_creates_and_updates_of_the_kind(self, webhooks):
         webhooks.validate("apps/v1/Deployment")(answer)
         assert await webhooks.configurations("mine", service="system/hooks") == [
             {
@@ -108,9 +108,9 @@ class TestConfigurations:
             webhooks.validate(kind)(answer)
         webhooks.mutate(GADGETS)(answer)
         mutating, validating = await webhooks.configurations("mine", url="https://hooks.test")
-        assert [each["name"] for each in mutating["webhooks"]] == ["gadget.v1.example.com"]
+        assert [webhook["name"] for webhook in mutating["webhooks"]] == ["gadget.v1.example.com"]
         assert mutating["webhooks"][0]["rules"][0]["resources"] == ["gadgetry"]
-        assert [each["name"] for each in validating["webhooks"]] == ["pod.v1.core", "secret.v1.core"]
+        assert [webhook["name"] for webhook in validating["webhooks"]] == ["pod.v1.core", "secret.v1.core"]
 
     async def test_configuration_of_a_kind_that_is_not_served_raises(self, webhooks):
         webhooks.validate("example.com/v1/Widget")(answer)
@@ -161,8 +161,8 @@ class TestSelfSigned:
         if not await cluster.client.exists(resource, "mine"):
             return None
         found = (await cluster.client.get(resource, "mine"))["webhooks"]
-        complete = all("caBundle" in each["clientConfig"] for each in found)
-        return {each["name"]: each for each in found} if complete else None
+        complete = all("caBundle" in webhook["clientConfig"] for webhook in found)
+        return {webhook["name"]: webhook for webhook in found} if complete else None
 
     async def test_configurations_are_applied_with_the_bundle_of_the_process(self, cluster, eventually, caplog):
         caplog.set_level("INFO")

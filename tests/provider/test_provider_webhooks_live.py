@@ -168,7 +168,7 @@ async def test_conversion_shows_an_object_in_each_version(world, client, namespa
 async def _served(client):
     found = await client.get(CUSTOM_RESOURCE_DEFINITIONS, "gadgets.webhooks.example.com")
     conditions = found.get("status", {}).get("conditions", [])
-    return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
+    return any(condition["type"] == "Established" and condition["status"] == "True" for condition in conditions)
 
 
 async def test_self_signed_certificates_are_trusted_by_the_api_server(client, namespace, eventually):

@@ -1,4 +1,4 @@
-"""Controllers: retries, deadlines, and workers that survive what reconciles do."""
+"""Controllers: retries, deadlines, and workers that survive failures of reconciles."""
 
 from __future__ import annotations
 

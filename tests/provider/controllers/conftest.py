@@ -19,7 +19,7 @@ from kplane.provider.client.resources import CONFIG_MAPS
 
 
 class Mirror:
-    """Takes the place of an informer: it has the objects that a test puts in, and tells handlers of changes at once."""
+    """A fake informer: stores the objects that a test puts in, and notifies handlers of changes at once."""
 
     def __init__(self, resource: Resource, *, metadata_only: bool) -> None:
         self.reader = EntryReader(resource, server="fake", metadata_only=metadata_only)
@@ -128,7 +128,7 @@ class Work:
         return answer
 
     def names(self, cluster):
-        return [each.name for each in self.asked if each.cluster == cluster]
+        return [request.name for request in self.asked if request.cluster == cluster]
 
 
 @contextlib.asynccontextmanager
@@ -146,7 +146,7 @@ def given() -> type[Given]:
 
 @pytest.fixture
 async def manager() -> Manager:
-    """With such a provider, and two workers for each of its controllers."""
+    """A manager with a provider for tests, and two workers for each controller."""
     return Manager(None, Given(), workers=2, name="test")
 
 
@@ -164,5 +164,5 @@ def work() -> Work:
 
 @pytest.fixture
 def fleet() -> Any:
-    """`async with fleet(manager) as given`: runs it, and `given.add_or_replace(cluster)` is what its provider says."""
+    """Run a manager in `async with fleet(manager) as given`. The test adds and removes clusters by `given`."""
     return _fleet

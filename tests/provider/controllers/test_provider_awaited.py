@@ -109,7 +109,7 @@ class OnlyA:
         return None
 
 
-async def test_request_is_repeated_when_another_process_works_on_the_joined_cluster(
+async def test_request_is_repeated_if_another_process_has_joined_cluster(
     fake_cluster, eventually, fleet, given, monkeypatch
 ):
     monkeypatch.setattr("kplane.provider.controllers.multicluster._SWEEP_SECONDS", 0.01)
@@ -155,7 +155,7 @@ def test_request_is_retried_when_missing_cluster_never_joins():
 async def test_full_memory_keeps_requests_waiting_for_their_delay():
     awaited = AwaitedClusters("x", limit=2, uniform=lambda _, most: most)
     requests = [Request("a", "ns", str(number)) for number in range(3)]
-    assert [awaited.wait(each, "b") for each in requests] == [60.0] * 3
+    assert [awaited.wait(request, "b") for request in requests] == [60.0] * 3
     assert len(awaited) == 2
     assert [*awaited.join("b")] == requests[:2]
     assert (len(awaited), awaited.clusters) == (0, ())
@@ -176,4 +176,4 @@ async def test_drop_forgets_only_requests_of_the_cluster(cluster):
     for name in ("a", "b"):
         awaited.wait(Request(name, "ns", "x"), "c")
     awaited.drop(cluster)
-    assert [each.cluster for each in awaited.join("c")] == [{"a": "b", "b": "a"}[cluster]]
+    assert [request.cluster for request in awaited.join("c")] == [{"a": "b", "b": "a"}[cluster]]

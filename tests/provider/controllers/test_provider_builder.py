@@ -165,7 +165,7 @@ def test_builder_refuses_two_reconcilers(manager):
 
 
 def test_controllers_of_a_kind_need_distinct_names(manager):
-    """Criterion 13: two controllers for one kind with different names coexist; the same name twice is refused."""
+    """Criterion 13: controllers of a kind coexist under different names. A second controller of a name is refused."""
     one = controller(manager).for_("v1/Pod").build(reconcile)
     with pytest.raises(ProviderError, match="another name"):
         controller(manager).for_("v1/Pod").build(reconcile)

@@ -1,4 +1,4 @@
-"""Sources that a controller starts in each cluster, and managers that show one cluster."""
+"""Sources that a controller starts in each cluster, and managers scoped to a cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kplane.provider.controllers.sources import Channel, KindSource, Projected, 
 
 
 class Ticker:
-    """A source of one cluster: it adds a request of its cluster, and tells when it was added."""
+    """A source of a cluster. Adds a request of its cluster, and is synced once the request is added."""
 
     def __init__(self, cluster):
         self.cluster = cluster
@@ -68,18 +68,18 @@ async def test_source_of_each_cluster_runs_from_its_engagement_to_its_end(
         for name in ("a", "b", "without"):
             await given.add_or_replace(fake_cluster(name))
         await eventually(lambda: sorted(tickers.made), lambda names: names == ["a", "b"])
-        for each in tickers.made.values():
-            each.go.set()
+        for ticker in tickers.made.values():
+            ticker.go.set()
         await eventually(lambda: sorted(work.asked), lambda asked: asked == [Request(n, "ticks", "x") for n in "ab"])
         await given.remove("a")
         assert (tickers.made["a"].ended, tickers.made["b"].ended) == (True, False)
-        # One more, while the controller runs.
+        # The controller starts another source while it runs.
         late = Tickers()
         built.watch(late, engage=engage(filter=lambda name, _: name == "b"))
         await eventually(lambda: sorted(late.made), lambda names: names == ["b"])
 
 
-async def test_watch_takes_a_channel(manager, work, eventually, fleet):
+async def test_watch_accepts_a_channel(manager, work, eventually, fleet):
     channel = Channel()
     built = controller(manager).named("x").watches_raw(Channel()).build(work.reconcile)
     built.watch(channel)
@@ -215,12 +215,12 @@ async def test_controller_of_a_scoped_manager_watches_its_cluster_alone(manager,
     assert (built.name, manager.controllers) == ("configmap-a", {"configmap-a": built})
 
 
-async def test_controllers_of_two_scoped_managers_have_names_of_their_own(manager, work):
+async def test_controllers_of_two_scoped_managers_have_distinct_names(manager, work):
     built = [controller(manager.scoped(name)).for_(CONFIG_MAPS).build(work.reconcile) for name in "ab"]
     assert [each.name for each in built] == ["configmap-a", "configmap-b"]
 
 
-async def test_controller_scoped_to_the_local_cluster_watches_it_beside_a_provider(given, work, fake_cluster):
+async def test_controller_of_the_local_scope_watches_only_local_cluster(given, work, fake_cluster):
     manager = Manager(ClusterConfig("https://127.0.0.1:1"), given(), name="test")
     built = controller(manager.scoped("")).for_(CONFIG_MAPS).build(work.reconcile)
     assert built._wants(engage(), manager.local)

@@ -61,7 +61,7 @@ async def test_cluster_removed_during_reconcile_is_no_failure(fake_cluster, even
         assert built.stats.reconciles["error"] == 0
         assert built.stats.dropped["not_found"] == 1
         assert (built.queue.idle, built.under_way, built.queue.depths()) == (True, {}, {})
-        # Requests of other clusters continue, as do those of a later cluster of that name.
+        # Requests of other clusters continue, and so do requests of a later cluster of that name.
         again = fake_cluster("a")
         await given.add_or_replace(again)
         again.maps.put("y")
@@ -70,13 +70,13 @@ async def test_cluster_removed_during_reconcile_is_no_failure(fake_cluster, even
 
 
 async def test_flood_of_a_cluster_delays_others_by_a_reconcile_at_most(manager, work, fake_cluster, eventually, fleet):
-    """Criterion 70: 10,000 items of A; the first one of B starts within one worker slot."""
+    """Criterion 70: after 10,000 items of A, the first item of B starts in the next free worker slot."""
     built = controller(manager).for_(CONFIG_MAPS).with_options(workers=1).build(work.reconcile)
     work.gates["100"] = asyncio.Event()
     async with fleet(manager) as given:
         flooded, other = fake_cluster("a"), fake_cluster("b")
-        for each in (flooded, other):
-            await given.add_or_replace(each)
+        for member in (flooded, other):
+            await given.add_or_replace(member)
         await eventually(lambda: len(built.clusters), lambda count: count == 2)
         for number in range(10_000):
             built.queue.add(Request("a", "ns", str(number)))
@@ -91,7 +91,7 @@ async def test_flood_of_a_cluster_delays_others_by_a_reconcile_at_most(manager, 
 
 
 class Later:
-    """A coordinator that allows work on clusters when the test says so."""
+    """A coordinator that allows work on a cluster once the test calls `workplace.allow`."""
 
     def __init__(self):
         self.workplace = None
@@ -133,7 +133,7 @@ async def test_request_is_parked_until_its_cluster_is_ready(work, fake_cluster, 
 
 
 async def test_reconcile_ends_within_the_grace_of_the_coordinator(work, fake_cluster, eventually, fleet, given):
-    """Criterion 75: before a fence runs out, whatever grace the controller gives."""
+    """Criterion 75: a reconcile ends before its fence expires, even if the grace of the controller is longer."""
     coordinator, channel = Later(), Channel()
     manager = Manager(None, given(), coordinator=coordinator, name="test")
     controller(manager).named("x").watches_raw(channel).with_options(grace_seconds=60).build(work.reconcile)
@@ -173,7 +173,7 @@ async def test_parked_request_is_dropped_when_its_cluster_leaves(
 async def test_request_of_an_unowned_cluster_waits_for_its_takeover(
     work, fake_cluster, eventually, monkeypatch, fleet, given
 ):
-    """No informer repeats the requests that a raw source added at the start, or in a takeover."""
+    """The queue has to keep these requests: no informer repeats the requests of a raw source."""
     monkeypatch.setattr("kplane.provider.controllers.multicluster._SWEEP_SECONDS", 0.01)
     coordinator, channel = Later(), Channel()
     coordinator.mine = lambda cluster: False
@@ -190,7 +190,7 @@ async def test_request_of_an_unowned_cluster_waits_for_its_takeover(
 
 
 async def test_reconcile_starts_only_on_owned_clusters(work, fake_cluster, eventually, monkeypatch, fleet, given):
-    """Criterion 61: ownership is asked at dispatch: what is somebody else's is not begun, nor lost where it is ours."""
+    """Criterion 61: dispatch checks ownership. Requests of another peer are not begun; own requests are not lost."""
     monkeypatch.setattr("kplane.provider.controllers.multicluster._SWEEP_SECONDS", 0.01)
     coordinator = Later()
     manager = Manager(None, given(), coordinator=coordinator, name="test")
@@ -249,7 +249,7 @@ async def test_cluster_not_ready_is_retried_without_failure(manager, work, fake_
 
 
 async def test_silent_clusters_occupy_no_worker(manager, fake_cluster, eventually, fleet):
-    """Criterion 63: clusters whose servers say nothing delay nobody else's reconciles."""
+    """Criterion 63: clusters with silent servers do not delay the reconciles of other clusters."""
     done, silence = [], asyncio.Event()
 
     async def reconcile(request):

@@ -22,7 +22,7 @@ def steered():
 
 
 async def test_mapped_requests_get_the_cluster_of_the_event(manager, work, fake_cluster, eventually, fleet):
-    """Criterion 32: map func output gets the event's cluster; the "preserve" variant keeps the given one."""
+    """Criterion 32: mapped requests get the cluster of the event, or keep their own with preserve_cluster."""
 
     def fan_out(cluster, found):
         return [Request(name, "", found["metadata"]["name"]) for name in ("a", "b")]
@@ -36,8 +36,8 @@ async def test_mapped_requests_get_the_cluster_of_the_event(manager, work, fake_
     )
     async with fleet(manager) as given:
         clusters = [fake_cluster(name) for name in ("a", "b")]
-        for each in clusters:
-            await given.add_or_replace(each)
+        for member in clusters:
+            await given.add_or_replace(member)
         await eventually(lambda: built.clusters, lambda names: len(names) == 2)
         clusters[0].maps.put("mapped")
         clusters[0].mirror(SECRETS).put("preserved")

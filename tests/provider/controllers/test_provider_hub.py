@@ -31,19 +31,19 @@ class Sharing:
         return 0.0
 
     def require_read(self, cluster):
-        """Raise nothing."""
+        """Allow every read."""
 
     def require_write(self, cluster):
         return None
 
 
 def spread(cluster, found):
-    """Lead from an object of the hub to one of each member."""
+    """Map an object of the hub to an object of each member."""
     return [Request(name, "ns", found["metadata"]["name"]) for name in CLUSTERS]
 
 
 class Process:
-    """One controller of a hub, engaged by hand."""
+    """The controller of a hub. The test engages its clusters."""
 
     def __init__(self, given, work, fake_cluster):
         self.coordinator = Sharing()

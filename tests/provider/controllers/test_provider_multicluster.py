@@ -1,4 +1,4 @@
-"""Controllers over a fleet: new clusters are reconciled, removed ones leave no state, and no cluster delays others."""
+"""Controllers of a fleet: new clusters are reconciled, removed clusters leave no state, clusters are independent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kplane.provider.controllers.sources import KindSource
 
 
 async def test_second_engage_of_an_engagement_adds_no_handler(manager, work, fake_cluster, eventually):
-    """Criterion 22: engaging the same live instance twice registers one handler: one reconcile per event."""
+    """Criterion 22: engaging an instance twice registers a single handler, so each event causes a single reconcile."""
     built = controller(manager).for_(CONFIG_MAPS).build(work.reconcile)
     engagement = Engagement(fake_cluster("a"), generation=1)
     async with manager:
@@ -51,7 +51,7 @@ async def test_new_engagement_of_a_name_stops_old_handlers_first(manager, work, 
 
 
 async def test_late_watch_starts_in_engaged_clusters(manager, work, fake_cluster, eventually, fleet):
-    """Criterion 24: a watch added after engagement reaches already engaged clusters, and those to come."""
+    """Criterion 24: a watch added after engagement starts in engaged clusters and in later clusters."""
     built = controller(manager).for_(CONFIG_MAPS).build(work.reconcile)
     async with fleet(manager) as given:
         early, late = fake_cluster("a"), fake_cluster("b")
@@ -104,14 +104,14 @@ async def test_removed_cluster_leaves_no_state_in_the_controller(manager, work, 
 
 
 async def test_running_reconciles_are_cancelled_after_the_grace(manager, work, fake_cluster, eventually, fleet):
-    """Criterion 75: the end of the work on a cluster waits for its reconciles, and cancels those that take too long."""
+    """Criterion 75: disengagement waits for the reconciles of the cluster, and cancels them after the grace."""
     built = controller(manager).for_(CONFIG_MAPS).with_options(grace_seconds=0.05).build(work.reconcile)
     work.gates["stuck"] = asyncio.Event()
     async with fleet(manager) as given:
         cluster, other = fake_cluster("a"), fake_cluster("b")
-        for each in (cluster, other):
-            await given.add_or_replace(each)
-            each.maps.put("stuck")
+        for member in (cluster, other):
+            await given.add_or_replace(member)
+            member.maps.put("stuck")
         await eventually(lambda: built.under_way, lambda under_way: under_way == {"a": 1, "b": 1})
         await given.remove("a")
         assert work.ended == [Request("a", "ns", "stuck")]
@@ -155,7 +155,7 @@ async def test_single_cluster_reconciler_reads_cluster_from_context(manager, fak
 
 
 async def test_thousand_engage_cycles_leave_no_task_or_state(manager, work, fake_cluster):
-    """Criterion 68: 1,000 engage/disengage cycles: tasks and what the controller keeps stay as they were."""
+    """Criterion 68: 1,000 engage/disengage cycles leave no task and no state in the controller."""
     built = controller(manager).for_(CONFIG_MAPS).build(work.reconcile)
     async with manager:
         await asyncio.sleep(0)
@@ -210,7 +210,7 @@ class _Noting(logging.Filter):
 
 
 async def test_reconcile_log_records_have_cluster_fields(manager, fake_cluster, eventually, caplog, fleet):
-    """Criterion 73: every log line of a reconcile carries cluster, namespace and name, those of its tasks too."""
+    """Criterion 73: every log record of a reconcile and of its tasks has the cluster, namespace and name."""
 
     async def reconcile(request):
         async def inner():
@@ -328,7 +328,7 @@ async def test_failed_late_watch_is_not_retried_in_a_removed_cluster(
 
 
 async def test_manager_end_leaves_no_task(manager, work, fake_cluster, eventually, fleet):
-    """Criterion 68: nothing of a controller is left when its manager has ended."""
+    """Criterion 68: a controller leaves no task after the end of its manager."""
     controller(manager).for_(CONFIG_MAPS).with_options(grace_seconds=0.01).build(work.reconcile)
     work.gates["stuck"] = asyncio.Event()
     async with fleet(manager) as given:

@@ -85,7 +85,7 @@ class Fleet:
             await self.clusters[name].client.create(MAPS, body)
 
     def done(self, *, since=0.0):
-        return [each for each, ends in self.reconciles.items() if any(ok and when >= since for when, ok in ends)]
+        return [request for request, ends in self.reconciles.items() if any(ok and when >= since for when, ok in ends)]
 
     def failures(self):
         return [sum(not ok for _, ok in ends) for ends in self.reconciles.values()]
@@ -109,10 +109,10 @@ def test_requests_are_all_reconciled_soon_after_an_outage(steered):
                 fleet.add_all("a")
                 await asyncio.sleep(OUTAGE_SECONDS)
                 waiting = fleet.built.queue.suspended(), fleet.built.queue.depth("a")
-                others = len([each for each in fleet.done(since=loop.time() - 25) if each.cluster == "b"])
+                others = len([request for request in fleet.done(since=loop.time() - 25) if request.cluster == "b"])
             back = loop.time()
             await eventually(
-                lambda: len([each for each in fleet.done(since=back) if each.cluster == "a"]) == REQUESTS,
+                lambda: len([request for request in fleet.done(since=back) if request.cluster == "a"]) == REQUESTS,
                 timeout_seconds=1000,
             )
             return loop.time() - back, waiting, others, max(fleet.failures()), fleet.built.queue.suspended()
@@ -258,7 +258,7 @@ def test_backoff_restarts_after_an_outage(steered):
                 fleet.add_all("a")
                 await asyncio.sleep(OUTAGE_SECONDS)
             await eventually(lambda: fleet.built.queue.idle)
-            return [fleet.built.queue.failures(each) for each in fleet.reconciles]
+            return [fleet.built.queue.failures(request) for request in fleet.reconciles]
 
     assert set(steered(scenario())) == {0}
 
@@ -308,11 +308,11 @@ def test_cluster_removed_in_an_outage_leaves_no_state(steered):
     ],
     ids=["unreachable", "not ready", "503", "500", "404", "group", "other"],
 )
-def test_failure_tells_whether_a_server_was_unreachable(error, expected):
+def test_is_unreached_is_true_only_for_unreachable_servers(error, expected):
     assert is_unreached(error) is expected
 
 
-def test_failure_with_an_unreachable_server_as_its_cause_is_recognized():
+def test_is_unreached_follows_the_cause_of_an_error():
     error = ValueError("my own")
     error.__cause__ = Unreachable("no", kind="connect")
     assert is_unreached(error)

@@ -42,7 +42,7 @@ async def test_raw_sources_run_without_clusters_and_restart_on_failure(work, eve
         built.watch(late)
         late.put(Request("", "later", "x"))
         await eventually(lambda: Request("", "later", "x") in work.asked)
-    counts = collections.Counter(each.namespace for each in work.asked)
+    counts = collections.Counter(request.namespace for request in work.asked)
     assert counts["early"] == counts["late"] == counts["later"] == 1
     assert counts["polled"] >= 2
 

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @pytest.fixture(scope="session")
 def made_up_time() -> type[SteeredLoop]:
-    """`asyncio.Runner(loop_factory=made_up_time)`: hours of it pass at once."""
+    """An event loop in virtual time: `asyncio.Runner(loop_factory=made_up_time)`. Hours pass at once."""
     return SteeredLoop
 
 
@@ -32,7 +32,7 @@ class Wire:
         self.slowness = 0.02
         self.cut = False
         self.deaf = False
-        """Requests arrive, and answers do not."""
+        """If true, requests arrive and responses are lost."""
 
     async def call(self, act: Callable[[], T]) -> T:
         """Send a call to the server, and return its response."""
@@ -62,5 +62,5 @@ class Wire:
 
 @pytest.fixture(scope="session")
 def new_wire() -> type[Wire]:
-    """`new_wire(patience_seconds=…)`: for one process."""
+    """Create the connection of a process: `new_wire(patience_seconds=…)`."""
     return Wire

@@ -1,4 +1,4 @@
-"""The first leadership of a process, and what it logs while it waits for a Lease."""
+"""The first leadership of a process, and its logs while it waits for a Lease."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_lost_lease_without_a_new_holder_is_reacquired_at_once(steered):
             await eventually(lambda: len(replica.begun) == 2, timeout_seconds=60)
         return replica.begun[1] - replica.lost[0]
 
-    # One retry: the first attempt was in the outage.
+    # The process retries once: its first attempt was in the outage.
     assert steered(scenario()) < 2
 
 

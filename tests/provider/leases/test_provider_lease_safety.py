@@ -1,7 +1,7 @@
 """Safety of a Lease under faults of processes, clocks and network: two processes never work together.
 
-Elections run in a loop whose time is made up, against an API server that is slow, or cannot be reached, or whose
-answers are lost; each process has a clock of its own.
+Elections run in virtual time, against an API server that is slow or unreachable, or whose responses are lost. Each
+process has its own clock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DRIFT = 0.01
 
 @dataclass
 class Server:
-    """Keeps one Lease, as the API server does."""
+    """Stores a Lease, as the API server does."""
 
     lease: dict[str, Any] | None = None
     versions: Any = field(default_factory=lambda: itertools.count(1))
@@ -111,13 +111,13 @@ class World:
 
 
 class Process:
-    """A candidate. It is restarted when it ends, as a container is."""
+    """A candidate, which is restarted after its end like a container."""
 
     def __init__(self, number: int, world: World, *, chance: random.Random, drift: float, remembers: bool) -> None:
         self.number = number
         self.world = world
         self.remembers = remembers
-        """Whether it stands for election again after the loss of its Lease, and is not started anew."""
+        """If true, the same process repeats its election after it lost the Lease. If false, a new process starts."""
         self.link = world.link(chance)
         self.runs = itertools.count()
         self.slow_end = 0.0
@@ -158,7 +158,7 @@ class Process:
         return work
 
     async def stop(self) -> None:
-        """SIGTERM."""
+        """Stop the process, as SIGTERM does."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
@@ -296,7 +296,7 @@ def test_stop_during_the_end_of_work_prevents_a_new_election(
 def test_processes_survive_each_single_fault(
     made_up_time: type[asyncio.AbstractEventLoop], new_wire: Wires, fault: str
 ) -> None:
-    """With each process, and at each moment between two renewals."""
+    """The fault hits each process, at several moments between two renewals."""
     for number, moment in itertools.product(range(PROCESSES), range(6)):
         with asyncio.Runner(loop_factory=made_up_time) as runner:
             events = [(12.0 + moment * 0.3, fault, number), (20.0, "mend", number)]
@@ -329,7 +329,7 @@ async def holder_and_next(new_wire: Wires, seed: int) -> AsyncIterator[tuple[Pro
 def test_isolated_holder_stops_before_the_next_begins(
     made_up_time: type[asyncio.AbstractEventLoop], new_wire: Wires, meanwhile: str
 ) -> None:
-    """Also if its work ends slowly, other faults occur, or its last response was late."""
+    """The holder stops in time even if its work ends slowly, its last response was late, or other faults occur."""
 
     async def cut_off(seed: int) -> None:
         async with holder_and_next(new_wire, seed) as (first, second):

@@ -68,7 +68,7 @@ def test_find_condition_accepts_any_status():
     assert is_condition_true(found, "Ready")
     assert not is_condition_true(found, "Ready", current=True)
     assert is_condition_true({**found, "metadata": {"generation": 1}}, "Ready", current=True)
-    assert not any(is_condition_true(each, "Ready") for each in (None, {}, {"status": {"conditions": "odd"}}))
+    assert not any(is_condition_true(obj, "Ready") for obj in (None, {}, {"status": {"conditions": "odd"}}))
 
 
 def body(name, *, namespace="x", uid=None, kind="ConfigMap"):
@@ -99,7 +99,7 @@ def test_owner_is_added_besides_the_controller():
     set_controller(owner, owned)
     add_owner(body("second"), owned)
     add_owner(owner, owned)
-    assert [each["name"] for each in owned["metadata"]["ownerReferences"]] == ["owner", "second"]
+    assert [reference["name"] for reference in owned["metadata"]["ownerReferences"]] == ["owner", "second"]
     assert controller_of(owned)["name"] == "owner"
     assert controller_of(body("none")) is None
 

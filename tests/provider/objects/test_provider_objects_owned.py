@@ -254,7 +254,7 @@ async def test_invalid_descriptions_are_refused_before_a_write(fake, owner, aske
 @pytest.mark.parametrize("takes_effect", [True, False])
 @pytest.mark.parametrize("failing", [0, 1, 2, 3])
 async def test_interrupted_writes_are_completed_by_the_next_process(fake, owner, failing, takes_effect):
-    """Each write may be the last one of a process. The next process starts without memory."""
+    """A process may end after each of its writes. The next process starts without memory."""
     await apply_owned(fake, owner, [config_map("old-1"), config_map("old-2")])
     described = [config_map("new-1", a="1"), config_map("new-2", a="2")]
     verb, number = ("patch", failing) if failing < 2 else ("delete", failing - 2)

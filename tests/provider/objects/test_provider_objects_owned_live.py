@@ -79,7 +79,7 @@ async def test_apply_owned_writes_nothing_twice_and_reverts_changes(cluster, own
         image = deployment["spec"]["template"]["spec"]["containers"][0]["image"]
         return (role["rules"][0]["verbs"], image, service["spec"]["selector"]) == (["get"], "web:1", LABELS)
 
-    # The cache may be behind the other program: each call undoes what it has seen.
+    # The cache may lag behind the writes of the other program: each call reverts the changes in the cache.
     async def undo():
         await apply_owned(cluster, owner, described())
         return [await cluster.client.get(kind, "web", namespace=namespace) for kind in (DEPLOYMENTS, SERVICES, ROLES)]

@@ -90,7 +90,7 @@ class DataStatus:
 
 @dataclass
 class DataMeta:
-    """Metadata with a few fields of Kubernetes, and not with its finalizers."""
+    """Metadata with some fields of Kubernetes, without finalizers."""
 
     name: str
     namespace: str
@@ -108,7 +108,7 @@ class Data:
 
 
 class Own:
-    """Reads and writes itself."""
+    """A class with its own methods from_dict and to_dict."""
 
     def __init__(self, metadata: dict[str, Any], spec: DataSpec, status: dict[str, Any]) -> None:
         self.metadata = metadata
@@ -236,7 +236,7 @@ async def test_controller_of_an_instance_is_set_in_place(fake, cls):
     with pytest.raises(ObjectTaken, match="Site default/child is controlled by Site s; delete or rename it"):
         set_controller(second, child)
     add_owner(second, child)
-    assert [each["name"] for each in field(child, "ownerReferences")] == ["s", "second"]
+    assert [reference["name"] for reference in field(child, "ownerReferences")] == ["s", "second"]
     config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m", "namespace": "default"}}
     set_controller(owner, config_map)
     assert is_controlled_by(config_map, owner)
@@ -244,7 +244,7 @@ async def test_controller_of_an_instance_is_set_in_place(fake, cls):
 
 @kind
 class Few(pydantic.BaseModel):
-    """Keeps only the names of its metadata."""
+    """A class whose metadata have only name and namespace."""
 
     class Meta(pydantic.BaseModel):
         name: str
@@ -264,7 +264,7 @@ class Frozen(pydantic.BaseModel, frozen=True):
     metadata: Meta
 
 
-async def test_class_that_does_not_keep_a_field_is_refused_with_the_remedy(fake):
+async def test_class_without_a_needed_field_is_refused_with_the_remedy(fake):
     owner = await fake.client.create(new(Model))
     few = Few(metadata=Few.Meta(name="s", namespace="default"))
     for use in (
@@ -335,7 +335,7 @@ async def test_status_may_be_replaced_by_another_instance(fake, cls, replace):
     assert (await stored(fake))["status"]["ready"] == 3
 
 
-async def test_status_of_an_instance_keeps_conditions_of_others_after_a_conflict(fake):
+async def test_status_of_an_instance_keeps_other_conditions_on_conflict(fake):
     site = await fake.client.create(new(Struct))
     theirs = {**READY, "type": "Theirs", "lastTransitionTime": "2026-01-01T00:00:00Z", "hint": "x"}
     await put(fake, "status", {"conditions": [theirs]}, subresource="status")
@@ -449,7 +449,7 @@ async def test_create_or_update_refuses_another_name_of_an_instance(fake):
 
 
 @classes
-async def test_wait_for_a_class_gives_instances(fake, cls):
+async def test_wait_for_a_class_returns_instances(fake, cls):
     await fake.client.create(new(cls))
     key = {"namespace": "default", "timeout_seconds": 9}
     found = await wait_for(fake.client, cls, "s", lambda site: site is not None and site.spec.size == 1, **key)

@@ -210,7 +210,7 @@ async def test_update_status_writes_once_and_keeps_conditions_of_others(fake, wr
         WIDGETS, "m", {"status": {"conditions": [theirs]}}, namespace="default", subresource="status"
     )
     written = await update_status(fake.client, found, ready)
-    assert [each["type"] for each in written["status"]["conditions"]] == ["Theirs", "Ready"]
+    assert [condition["type"] for condition in written["status"]["conditions"]] == ["Theirs", "Ready"]
     writes.clear()
     assert await update_status(fake.client, written, ready) == written
     assert writes == []
@@ -281,7 +281,7 @@ async def test_object_being_deleted_gets_no_finalizer(fake):
         lambda fake, found: apply_owned(fake, found, []),
     ],
 )
-async def test_an_instance_of_a_class_is_refused_with_what_to_read_instead(fake, use):
+async def test_instance_that_is_no_object_is_refused_with_the_remedy(fake, use):
     class Widget:
         pass
 

@@ -1,4 +1,4 @@
-"""A real API server with the real controllers of workloads; where a kubelet would act, the test does."""
+"""A real API server with the real controllers of workloads. The tests write the status of pods, as a kubelet does."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ CONTROLLERS = "deployment-controller,replicaset-controller,statefulset-controlle
 
 
 def place(component: str) -> Placement:
-    """Components of these tests are named "<namespace>--<name of the objects>"."""
+    """Return the placement of a component, whose name is "<namespace>--<name of the objects>"."""
     namespace, _, name = component.partition("--")
     return Placement(namespace=namespace, name=name)
 
 
 def server(name: str, **fields: Any) -> Component:
-    given = {
+    values = {
         "args": (f"--config={FILES}/config", "--literal=$(NOT_A_VARIABLE)"),
         "files": {"config": File(b"one"), "tls.crt": File(b"certificate", reloaded=True)},
         "env": {"GOGC": "50"},
@@ -47,11 +47,11 @@ def server(name: str, **fields: Any) -> Component:
         "resources": Resources(cpu_request="100m", memory_request="64Mi", memory_limit="128Mi"),
         **fields,
     }
-    return Component(name=name, program="server", **given)
+    return Component(name=name, program="server", **values)
 
 
 class Cluster:
-    """The management cluster, and the part of a kubelet."""
+    """The management cluster. Its methods change pods in place of a kubelet."""
 
     def __init__(self, client: Client, eventually: Callable) -> None:
         self.client = client
@@ -72,7 +72,7 @@ class Cluster:
         return (await self.client.list(PODS, namespace=namespace)).items
 
     async def pod(self, namespace: str, *, but: tuple[str, ...] = ()) -> dict[str, Any]:
-        """Wait for the one pod in a namespace, besides those that are known by name."""
+        """Wait until a namespace has exactly one pod, not counting the pods named in `but`. Returns this pod."""
 
         async def others() -> list[dict[str, Any]]:
             return [pod for pod in await self.pods(namespace) if pod["metadata"]["name"] not in but]
@@ -80,7 +80,7 @@ class Cluster:
         return (await self.eventually(others, lambda found: len(found) == 1))[0]
 
     async def say(self, pod: dict[str, Any], **status: Any) -> None:
-        """Write what a kubelet tells of a pod."""
+        """Write the status of a pod, as a kubelet does."""
         name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
         await self.client.patch(PODS, name, {"status": status}, namespace=namespace, subresource="status")
 
@@ -94,7 +94,7 @@ class Cluster:
         )
 
     async def hold(self, pod: dict[str, Any], *, held: bool = True) -> None:
-        """Keep a pod from its end, as a node does that takes its time, or no more."""
+        """Keep a deleted pod in the API, as a slow node does. `held=False` lets the pod go."""
         finalizers = {"metadata": {"finalizers": ["example.com/held"] if held else []}}
         with contextlib.suppress(NotFound):
             await self.client.patch(PODS, pod["metadata"]["name"], finalizers, namespace=pod["metadata"]["namespace"])
@@ -117,7 +117,7 @@ def _container(*, state: dict[str, Any], ready: bool, restarts: int = 0, last: d
 
 @pytest.fixture
 def lag(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
-    """`lag(True)`: from now on no watch gets to know anything, until `lag(False)`."""
+    """`lag(True)` delays the events of every watch until `lag(False)`."""
     open_gate = asyncio.Event()
     open_gate.set()
     read = Watch.read
@@ -140,7 +140,7 @@ def container() -> Callable[..., Any]:
 
 @pytest.fixture(scope="module")
 def controllers(api_server: Handle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The controllers of workloads, which the API server of the session is without."""
+    """The controllers of workloads. The API server of the session has no controllers."""
     credentials = Credentials(api_server.directory / "credentials", host="127.0.0.1")
     kubeconfig = credentials.kubeconfig(api_server.server, user="controllers", groups=ADMINISTRATOR_GROUPS)
     processes = ProcessRuntime(tmp_path_factory.mktemp("controllers"), programs=api_server.programs)
@@ -164,7 +164,7 @@ def controllers(api_server: Handle, tmp_path_factory: pytest.TempPathFactory) ->
             )
         )
 
-    # A loop of its own: that of a test ends with the test.
+    # The controllers have their own event loop, because the event loop of a test ends with the test.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(start())
         yield
@@ -179,6 +179,6 @@ async def cluster(api_server: Handle, controllers: None, eventually: Callable) -
 
 @pytest.fixture
 async def idle_cluster(api_server: Handle, eventually: Callable) -> AsyncIterator[Cluster]:
-    """A cluster whose controllers make no pods."""
+    """A cluster without controllers of workloads, so that its workloads get no pods."""
     async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         yield Cluster(client, eventually)

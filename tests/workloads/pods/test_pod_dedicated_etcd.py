@@ -1,4 +1,4 @@
-"""The pods of a dedicated control plane when its class changes, as its provisioner makes them on a cluster."""
+"""Pods of a dedicated control plane while its class changes. The provisioner creates the pods on a cluster."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ class Dedicated:
         self.stores.classes.apply({"kind": CONTROL_PLANE_CLASSES.kind, "metadata": metadata, "spec": spec})
 
     async def look(self):
-        """Make one pass; returns the reason and the message for people, and when the next pass is due."""
+        """Reconcile once. Returns the reason and message of the condition, and the seconds until the next pass."""
         status = {"endpoint": "https://acme:6443", "version": "1.36.3"} if self.published else {}
         spec = {"mode": "Dedicated", "classRef": {"name": self.name}}
         metadata = {"name": self.name, "uid": self.name}
         control_plane = ControlPlane.model_validate({"metadata": metadata, "spec": spec, "status": status})
         try:
-            found = await self.provisioner.ensure(control_plane)
+            result = await self.provisioner.ensure(control_plane)
         except ConditionError as error:
             return error.reason, error.message, None
-        lag = found.lag
-        return lag.reason if lag else None, lag.message if lag else "", found.again_seconds
+        lag = result.lag
+        return lag.reason if lag else None, lag.message if lag else "", result.again_seconds
 
     async def pod(self, component, **selector):
         """Wait for the pod of a component with this node selector."""
@@ -102,7 +102,7 @@ class Dedicated:
 
 @pytest.fixture
 async def dedicated(cluster, request, monkeypatch):
-    # No etcd answers here. These two only ask it for what is in it.
+    # No etcd runs here. Both methods only connect to etcd to read or fence its data.
     async def nothing(*_arguments, **_options):
         return None
 
@@ -120,14 +120,14 @@ async def test_node_selector_without_nodes_leaves_etcd_running(cluster, dedicate
     etcd = await dedicated.pod(dedicated.etcd, disk="ssd")
     dedicated.ask(disk="sdd")
     await dedicated.look()
-    stuck = await dedicated.pod(dedicated.api_server, disk="sdd")
-    await cluster.say(stuck, phase="Pending", conditions=[UNSCHEDULABLE])
+    stuck_pod = await dedicated.pod(dedicated.api_server, disk="sdd")
+    await cluster.say(stuck_pod, phase="Pending", conditions=[UNSCHEDULABLE])
     reason, message, _ = await cluster.eventually(dedicated.look, lambda said: "0/3 nodes" in said[1])
     assert reason is Reason.ROLLING_OUT
     assert "etcd keeps its nodes until kube-apiserver runs with the pod settings of the class" in message
-    # Its program may restart meanwhile.
-    fell = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:01:00Z"}
-    await cluster.say(etcd, conditions=[fell])
+    # The etcd container may restart while the API server has no node.
+    not_ready = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:01:00Z"}
+    await cluster.say(etcd, conditions=[not_ready])
     await cluster.phase(dedicated.runtime, dedicated.etcd, Phase.UNREADY)
     assert (await dedicated.look())[0] is Reason.API_SERVER_NOT_READY
     assert (await dedicated.pod(dedicated.etcd, disk="ssd"))["metadata"]["uid"] == etcd["metadata"]["uid"]
@@ -164,7 +164,7 @@ async def test_etcd_follows_after_a_restart_of_the_operator(cluster, dedicated):
         await cluster.eventually(
             lambda: runtime.state(dedicated.api_server), lambda state: state.phase is Phase.READY and not state.rolling
         )
-        # It asks for its next pass itself: nothing changes that could wake it.
+        # The provisioner schedules the next pass itself, because no watched object changes and starts a pass.
         assert (await restarted.look())[2] is not None
         await restarted.look()
         await restarted.run(restarted.etcd, disk="nvme")

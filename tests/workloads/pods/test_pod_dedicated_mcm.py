@@ -1,4 +1,4 @@
-"""The mcm of one registration as a pod, made and ended by the operator, where StatefulSets have their controller."""
+"""The mcm of a dedicated registration as a pod, which the operator creates and deletes through a StatefulSet."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SETTINGS = PodSettings(
 
 
 class Dedicated:
-    """A registration that is resolved, and who looks after its mcm."""
+    """A resolved registration, and the reconciler of its mcm."""
 
     def __init__(self, client, runtime, *, name):
         self.name, self.namespace = name, management_namespace(name)
@@ -64,42 +64,47 @@ class Dedicated:
         )
 
     async def look(self):
-        """Reconcile once; returns the reason of its condition."""
+        """Reconcile the registration once. Returns the reason of its condition DedicatedReady."""
         for store in self.context.stores.watched():
-            found = await self.client.list(store.resource, label_selector=LABEL_SELECTORS.get(store.resource))
-            store.replace(found.items, resource_version=found.resource_version)
+            listing = await self.client.list(store.resource, label_selector=LABEL_SELECTORS.get(store.resource))
+            store.replace(listing.items, resource_version=listing.resource_version)
         await self.reconciler.reconcile(("", self.name))
         status = (await self.client.get(CONTROL_PLANE_REGISTRATIONS, self.name))["status"]
-        return next((each["reason"] for each in status.get("conditions", ()) if each["type"] == "DedicatedReady"), "")
+        return next(
+            (
+                condition["reason"]
+                for condition in status.get("conditions", ())
+                if condition["type"] == "DedicatedReady"
+            ),
+            "",
+        )
 
     async def says(self, **status):
         await self.client.patch(CONTROL_PLANE_REGISTRATIONS, self.name, {"status": status}, subresource="status")
 
     async def names(self, resource):
-        return {
-            found["metadata"]["name"] for found in (await self.client.list(resource, namespace=self.namespace)).items
-        }
+        return {obj["metadata"]["name"] for obj in (await self.client.list(resource, namespace=self.namespace)).items}
 
 
 @pytest.fixture
 async def dedicated(cluster, request):
     client, name = cluster.client, f"podded-{'mcm' if 'node' in request.function.__name__ else 'once'}"
     await cluster.namespace(management_namespace(name), **{"pod-security.kubernetes.io/enforce": "restricted"})
-    served = await client.create(CONTROL_PLANES, {"metadata": {"name": name}, "spec": {}})
+    control_plane = await client.create(CONTROL_PLANES, {"metadata": {"name": name}, "spec": {}})
     spec = {"controlPlaneRef": {"name": name}, "mode": "Dedicated"}
     await client.create(CONTROL_PLANE_REGISTRATIONS, {"metadata": {"name": name}, "spec": spec})
     try:
         async with PodRuntime(client, place=place, settings=SETTINGS) as runtime:
             await runtime.synced()
-            made = Dedicated(client, runtime, name=name)
-            await made.says(ready=True, mode="Dedicated", controlPlaneUID=served["metadata"]["uid"])
-            yield made
+            registration = Dedicated(client, runtime, name=name)
+            await registration.says(ready=True, mode="Dedicated", controlPlaneUID=control_plane["metadata"]["uid"])
+            yield registration
     finally:
         await client.delete(CONTROL_PLANE_REGISTRATIONS, name)
         await client.delete(CONTROL_PLANES, name)
 
 
-async def test_it_is_a_pod_with_an_identity_of_its_own_until_its_instance_has_ended(cluster, dedicated):
+async def test_mcm_pod_has_own_account_and_is_deleted_in_mode_shared(cluster, dedicated):
     assert await dedicated.look() == "McmStarting"
     pod = await cluster.pod(dedicated.namespace)
     [name] = await dedicated.names(STATEFUL_SETS)
@@ -118,21 +123,23 @@ async def test_it_is_a_pod_with_an_identity_of_its_own_until_its_instance_has_en
     await cluster.run_pod(pod)
     await cluster.eventually(dedicated.look, lambda reason: reason == "McmRunning")
 
-    # Its turn is over when its pods have ended, whatever it said itself: nothing is left that could write.
+    # The instance ends once its pods are gone, even if its status still has mode Dedicated: no pod can write.
     await dedicated.says(mode="Shared", instance={"mode": "Dedicated"})
     await cluster.eventually(dedicated.look, lambda reason: not reason, timeout=120.0)
     status = (await dedicated.client.get(CONTROL_PLANE_REGISTRATIONS, dedicated.name))["status"]
     assert "instance" not in status
-    assert [each["reason"] for each in status["conditions"]] == ["Ended"]
-    left = [await dedicated.names(resource) for resource in (STATEFUL_SETS, SERVICES, PODS, SECRETS, SERVICE_ACCOUNTS)]
-    assert set().union(*left) <= {"default"}
+    assert [condition["reason"] for condition in status["conditions"]] == ["Ended"]
+    remaining = [
+        await dedicated.names(resource) for resource in (STATEFUL_SETS, SERVICES, PODS, SECRETS, SERVICE_ACCOUNTS)
+    ]
+    assert set().union(*remaining) <= {"default"}
     roles = await dedicated.client.list(
         CLUSTER_ROLES, label_selector=f"controlplane.kplane.dev/registration={dedicated.name}"
     )
     assert roles.items == []
 
 
-async def test_mcm_keeps_its_node_while_api_server_finds_none_by_its_class(cluster, dedicated):
+async def test_mcm_keeps_its_node_until_api_server_has_a_new_node(cluster, dedicated):
     client, runtime = dedicated.client, dedicated.runtime
     api_server = Component(name=apiserver_name(dedicated.name), program="kube-apiserver", args=())
     await runtime.apply(api_server)

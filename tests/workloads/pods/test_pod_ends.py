@@ -1,4 +1,4 @@
-"""The end of a component in pods, and what comes after it: no pod of the next one runs beside one of the former."""
+"""Stop and delete of components in pods. A pod of the next workload never runs beside a pod of the former workload."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .conftest import server
 pytestmark = pytest.mark.integration
 
 
-async def test_evicted_pod_does_not_keep_a_component_from_its_end(cluster):
+async def test_stop_ignores_an_evicted_pod(cluster):
     namespace = await cluster.namespace("pods-evicted")
     name = f"{namespace}--server"
     async with cluster.runtime() as runtime:
@@ -22,10 +22,10 @@ async def test_evicted_pod_does_not_keep_a_component_from_its_end(cluster):
         await cluster.say(pod, phase="Failed", reason="Evicted")
         await cluster.pod(namespace, but=(pod["metadata"]["name"],))
         await runtime.stop(name)
-        assert [left["status"]["phase"] for left in await cluster.pods(namespace)] == ["Failed"]
+        assert [remaining["status"]["phase"] for remaining in await cluster.pods(namespace)] == ["Failed"]
 
 
-async def test_deleted_while_pods_have_not_ended_is_told_and_repeated(cluster):
+async def test_delete_raises_while_a_pod_remains_and_can_be_repeated(cluster):
     namespace = await cluster.namespace("pods-slow")
     name = f"{namespace}--server"
     async with cluster.runtime(end_seconds=1.0) as runtime:
@@ -49,7 +49,7 @@ async def test_deleted_while_pods_have_not_ended_is_told_and_repeated(cluster):
 
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
 @pytest.mark.parametrize("end", ["stop", "delete"])
-async def test_no_end_is_told_that_a_late_watch_makes_believe(cluster, lag, end, kind):
+async def test_stop_and_delete_raise_for_a_pod_unseen_by_a_late_watch(cluster, lag, end, kind):
     namespace = await cluster.namespace(f"pods-lag-{end}-{kind.lower()}")
     name = f"{namespace}--server"
     async with cluster.runtime(end_seconds=1.0) as runtime:
@@ -58,7 +58,7 @@ async def test_no_end_is_told_that_a_late_watch_makes_believe(cluster, lag, end,
         await runtime.apply(server(name, single=kind == "StatefulSet"))
         pod = await cluster.pod(namespace)
         await cluster.hold(pod)
-        # Neither the workload nor its pod was ever seen.
+        # The runtime has seen neither the workload nor its pod.
         assert runtime.state(name).phase is Phase.ABSENT
         with pytest.raises(RuntimeFailure, match=r"has not ended in namespace .* yet; pods: server-"):
             await getattr(runtime, end)(name)
@@ -72,7 +72,7 @@ async def test_no_end_is_told_that_a_late_watch_makes_believe(cluster, lag, end,
         await cluster.eventually(ended, lambda pods: pods == [])
 
 
-async def test_an_end_that_a_late_watch_has_not_seen_is_told(cluster, lag):
+async def test_delete_returns_before_a_late_watch_sees_the_end(cluster, lag):
     namespace = await cluster.namespace("pods-lag-ended")
     name = f"{namespace}--server"
     async with cluster.runtime(end_seconds=1.0) as runtime:
@@ -90,8 +90,8 @@ async def test_an_end_that_a_late_watch_has_not_seen_is_told(cluster, lag):
 
 
 @pytest.mark.parametrize("seen", [True, False])
-async def test_no_pod_of_a_new_workload_runs_beside_one_of_the_former(cluster, lag, seen):
-    """Somebody deletes the Deployment, and its pod takes its time; the runtime may have seen neither."""
+async def test_apply_raises_while_a_pod_of_the_former_workload_remains(cluster, lag, seen):
+    """Another client deletes the Deployment while its pod remains. The runtime may have seen neither object."""
     namespace = await cluster.namespace(f"pods-successor-{seen}".lower())
     name = f"{namespace}--server"
     async with cluster.runtime(end_seconds=1.0) as runtime:
@@ -100,7 +100,7 @@ async def test_no_pod_of_a_new_workload_runs_beside_one_of_the_former(cluster, l
         pod = await cluster.pod(namespace)
         await cluster.hold(pod)
         if seen:
-            # It is taken to be there still.
+            # The runtime sees the workload, and does not see its deletion.
             await cluster.phase(runtime, name, Phase.STARTING)
             lag(True)
         await cluster.client.delete(DEPLOYMENTS, "server", namespace=namespace)
@@ -110,7 +110,7 @@ async def test_no_pod_of_a_new_workload_runs_beside_one_of_the_former(cluster, l
         for _ in range(2):
             with pytest.raises(RuntimeFailure, match=r"pods of its former workload have not ended .* yet: server-"):
                 await runtime.apply(changed)
-        assert [each["metadata"]["uid"] for each in await cluster.pods(namespace)] == [pod["metadata"]["uid"]]
+        assert [remaining["metadata"]["uid"] for remaining in await cluster.pods(namespace)] == [pod["metadata"]["uid"]]
         await cluster.hold(pod, held=False)
 
         async def applied():
@@ -122,7 +122,7 @@ async def test_no_pod_of_a_new_workload_runs_beside_one_of_the_former(cluster, l
         await cluster.pod(namespace, but=(pod["metadata"]["name"],))
 
 
-async def test_a_workload_that_is_being_deleted_is_not_taken_for_the_new_one(cluster):
+async def test_apply_raises_while_the_former_workload_is_being_deleted(cluster):
     namespace = await cluster.namespace("pods-dying")
     name = f"{namespace}--server"
     async with cluster.runtime(end_seconds=1.0) as runtime:

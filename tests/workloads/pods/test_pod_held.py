@@ -1,4 +1,4 @@
-"""Scheduling that a StatefulSet does not get before the pods of an API server show that they can run like that."""
+"""Held scheduling: a StatefulSet gets new scheduling only after pods of the API server run with this scheduling."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TYPO, RIGHT = Scheduling(node_selector={"disk": "sdd"}), Scheduling(node_selecto
 UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
 
 
-async def test_held_scheduling_leaves_pod_and_other_changes_reach_it(cluster):
+async def test_held_scheduling_keeps_nodes_and_applies_other_changes(cluster):
     namespace = await cluster.namespace("pods-held")
     name = f"{namespace}--store"
 
@@ -23,7 +23,7 @@ async def test_held_scheduling_leaves_pod_and_other_changes_reach_it(cluster):
 
     async with cluster.runtime() as runtime:
         assert not runtime.placed(name, None)
-        # A new component has none that it could keep.
+        # A new component has no former scheduling to keep.
         await runtime.apply(server(name, data=True, scheduling=RIGHT, scheduling_held=True))
         first = await cluster.pod(namespace)
         assert first["spec"]["nodeSelector"] == {"disk": "ssd"}
@@ -34,7 +34,7 @@ async def test_held_scheduling_leaves_pod_and_other_changes_reach_it(cluster):
         assert runtime.settled(name), "nothing of it was changed"
         await runtime.apply(server(name, data=True, scheduling=RIGHT, scheduling_held=True))
         assert runtime.placed(name, RIGHT)
-    # The next operator knows nothing of what was held.
+    # The next operator has no record of the held scheduling.
     async with cluster.runtime() as runtime:
         await runtime.apply(server(name, data=True, scheduling=TYPO, scheduling_held=True, env={"GOGC": "70"}))
         second = await cluster.eventually(
@@ -44,7 +44,7 @@ async def test_held_scheduling_leaves_pod_and_other_changes_reach_it(cluster):
     assert second["spec"]["containers"][0]["env"] == [{"name": "GOGC", "value": "70"}]
 
 
-async def test_held_scheduling_is_that_of_the_last_write_when_a_watch_lags(cluster, lag):
+async def test_held_scheduling_is_the_last_written_if_a_watch_lags(cluster, lag):
     namespace = await cluster.namespace("pods-held-behind")
     name = f"{namespace}--store"
     async with cluster.runtime() as runtime:
@@ -62,8 +62,8 @@ async def test_held_scheduling_is_that_of_the_last_write_when_a_watch_lags(clust
         await cluster.eventually(selector, lambda found: found == {"disk": "ssd"})
 
 
-async def test_pod_stuck_on_former_template_is_replaced_by_corrected_one(cluster):
-    """Kubernetes does so, as the pods of these StatefulSets are managed in parallel."""
+async def test_unschedulable_pod_is_replaced_after_correction(cluster):
+    """Kubernetes replaces the pod, because the StatefulSet has podManagementPolicy Parallel."""
     namespace = await cluster.namespace("pods-corrected")
     name = f"{namespace}--store"
 
@@ -72,12 +72,12 @@ async def test_pod_stuck_on_former_template_is_replaced_by_corrected_one(cluster
 
     async with cluster.runtime() as runtime:
         await runtime.apply(server(name, data=True, scheduling=TYPO))
-        stuck = await cluster.pod(namespace)
-        await cluster.say(stuck, phase="Pending", conditions=[UNSCHEDULABLE])
+        stuck_pod = await cluster.pod(namespace)
+        await cluster.say(stuck_pod, phase="Pending", conditions=[UNSCHEDULABLE])
         state = await cluster.eventually(lambda: runtime.state(name), lambda state: "has no node" in state.message)
         assert state.unplaced
         await runtime.apply(server(name, data=True, scheduling=RIGHT))
-        healed = await cluster.eventually(
-            only, lambda pod: pod is not None and pod["metadata"]["uid"] != stuck["metadata"]["uid"]
+        replacement = await cluster.eventually(
+            only, lambda pod: pod is not None and pod["metadata"]["uid"] != stuck_pod["metadata"]["uid"]
         )
-    assert healed["spec"]["nodeSelector"] == {"disk": "ssd"}
+    assert replacement["spec"]["nodeSelector"] == {"disk": "ssd"}

@@ -1,4 +1,4 @@
-"""Images, and those of other versions."""
+"""Images of programs, and images of other versions of a program."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ DIGEST = f"sha256:{'a' * 64}"
         ("etcd:3.6.16-0", None, "etcd:v1.37.0"),
     ],
 )
-def test_another_version_is_another_tag_of_the_repository(reference: str, version: str | None, other: str) -> None:
+def test_image_of_another_version_has_another_tag(reference: str, version: str | None, other: str) -> None:
     image = Image(reference, capabilities=("NET_BIND_SERVICE",))
     assert image.version == version
     assert image.at("1.37.0") == Image(other, capabilities=("NET_BIND_SERVICE",))
 
 
-def test_its_own_version_is_the_image_itself() -> None:
+def test_image_at_its_own_version_is_equal() -> None:
     assert Image("a:1.36.3").at("1.36.3") == Image("a:1.36.3")
 
 
@@ -38,8 +38,8 @@ def test_its_own_version_is_the_image_itself() -> None:
         (f"registry.example/a:v1.36.3@{DIGEST}", "1.36.3"),
     ],
 )
-def test_an_image_by_digest_has_one_version(reference: str, version: str | None) -> None:
-    """It is the one of the tag, if it has a tag."""
+def test_image_with_digest_refuses_another_version(reference: str, version: str | None) -> None:
+    """The version of an image with a digest is its tag, if its reference has a tag."""
     image = Image(reference)
     assert image.version == version
     if version is not None:

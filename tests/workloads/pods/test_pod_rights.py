@@ -1,4 +1,4 @@
-"""Rights that go with their namespace, before what they were for."""
+"""Forbidden requests in a namespace that is being deleted, because its RoleBinding may be deleted first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kplane.workloads.pods import unless_leaving
 
 
 class Cluster:
-    """Knows one namespace, or none."""
+    """A client that returns a namespace, or raises NotFound if the namespace is None."""
 
     def __init__(self, namespace: dict[str, Any] | None) -> None:
         self.namespace = namespace
@@ -28,11 +28,11 @@ async def removed_from(namespace: dict[str, Any] | None) -> None:
         raise Forbidden(403, "Forbidden", "the RoleBinding went first")
 
 
-async def test_a_refusal_in_a_namespace_that_leaves_is_no_failure() -> None:
+async def test_forbidden_is_ignored_in_a_deleted_namespace() -> None:
     await removed_from(None)
     await removed_from({"metadata": {"name": "kplane-cp-acme", "deletionTimestamp": "2026-01-01T00:00:00Z"}})
 
 
-async def test_a_refusal_in_a_namespace_that_stays_is_one() -> None:
+async def test_forbidden_is_raised_in_an_active_namespace() -> None:
     with pytest.raises(Forbidden):
         await removed_from({"metadata": {"name": "kplane-cp-acme"}})

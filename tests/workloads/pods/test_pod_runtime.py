@@ -29,15 +29,15 @@ KINDS = (DEPLOYMENTS, STATEFUL_SETS, SERVICES, SECRETS, NETWORK_POLICIES, POD_DI
 
 
 async def objects(cluster, namespace):
-    found = {}
+    names = {}
     for kind in (*KINDS, PERSISTENT_VOLUME_CLAIMS):
-        found[str(kind)] = [
-            each["metadata"]["name"] for each in (await cluster.client.list(kind, namespace=namespace)).items
+        names[str(kind)] = [
+            obj["metadata"]["name"] for obj in (await cluster.client.list(kind, namespace=namespace)).items
         ]
-    return found
+    return names
 
 
-async def test_component_becomes_a_deployment_that_a_restricted_namespace_admits(cluster):
+async def test_deployment_is_admitted_by_a_restricted_namespace(cluster):
     namespace = await cluster.namespace("pods-deployment", **{"pod-security.kubernetes.io/enforce": "restricted"})
     name = f"{namespace}--server"
     async with cluster.runtime() as runtime:
@@ -65,7 +65,7 @@ async def test_component_becomes_a_deployment_that_a_restricted_namespace_admits
     assert base64.b64decode(secret["data"]["config"]) == b"one"
 
 
-async def test_equal_description_writes_nothing_and_an_edit_by_others_is_undone(cluster):
+async def test_equal_description_is_not_written_and_edits_are_undone(cluster):
     namespace = await cluster.namespace("pods-idempotent")
     name = f"{namespace}--server"
 
@@ -98,7 +98,7 @@ async def test_equal_description_writes_nothing_and_an_edit_by_others_is_undone(
         assert (await deployment())["metadata"]["generation"] == before["metadata"]["generation"] + 2
 
 
-async def test_pods_are_replaced_for_a_file_that_is_read_once_and_not_for_one_that_is_read_again(cluster):
+async def test_only_a_file_without_reload_replaces_the_pods(cluster):
     namespace = await cluster.namespace("pods-files")
     name = f"{namespace}--server"
     async with cluster.runtime() as runtime:
@@ -118,7 +118,7 @@ async def test_pods_are_replaced_for_a_file_that_is_read_once_and_not_for_one_th
 
         await runtime.apply(server(name, files={**renewed, "config": File(b"two")}))
         second = await cluster.pod(namespace, but=(first["metadata"]["name"],))
-        # The first one goes when the second one is ready, and not before.
+        # The first pod stays until the second pod is ready.
         assert first["metadata"]["name"] in [pod["metadata"]["name"] for pod in await cluster.pods(namespace)]
         assert runtime.state(name).phase is Phase.READY
         assert not runtime.settled(name)
@@ -129,11 +129,11 @@ async def test_pods_are_replaced_for_a_file_that_is_read_once_and_not_for_one_th
         )
         await cluster.eventually(lambda: runtime.settled(name))
     async with cluster.runtime() as another:
-        # What was wanted last is not known to it.
+        # The next operator has no record of the desired description.
         assert not another.settled(name)
 
 
-async def test_another_version_is_ready_before_the_one_before_it_goes(cluster, container):
+async def test_former_version_runs_until_the_new_version_is_ready(cluster, container):
     namespace = await cluster.namespace("pods-version")
     name = f"{namespace}--server"
 
@@ -165,7 +165,7 @@ async def test_another_version_is_ready_before_the_one_before_it_goes(cluster, c
         assert [image(pod) for pod in await cluster.pods(namespace)] == ["registry.example/server:v1.3.0"]
 
 
-async def test_pods_are_replaced_for_other_resources(cluster):
+async def test_changed_resources_replace_the_pods(cluster):
     namespace = await cluster.namespace("pods-resources")
     name = f"{namespace}--server"
     async with cluster.runtime() as runtime:
@@ -186,7 +186,7 @@ async def test_pods_are_replaced_for_other_resources(cluster):
         await cluster.eventually(lambda: runtime.state(name).rolling, lambda rolling: not rolling)
 
 
-async def test_component_with_data_keeps_its_claim_until_it_is_deleted(cluster):
+async def test_volume_claim_stays_until_the_component_is_deleted(cluster):
     namespace = await cluster.namespace("pods-data")
     name = f"{namespace}--store"
     component = server(name, args=(f"--data={DATA}",), data=True)
@@ -201,13 +201,13 @@ async def test_component_with_data_keeps_its_claim_until_it_is_deleted(cluster):
         assert runtime.state(name).version == "1.2.3"
         assert name in runtime.names()
         assert (await objects(cluster, namespace))["PersistentVolumeClaim"] == ["data-store-0"]
-    # Other settings count for new components: a StatefulSet's claims cannot be changed.
+    # New settings apply to new components only: the volume claim templates of a StatefulSet are immutable.
     async with cluster.runtime(storage_size="20Gi") as runtime:
         await runtime.apply(component)
         claim = await cluster.client.get(PERSISTENT_VOLUME_CLAIMS, "data-store-0", namespace=namespace)
         assert claim["spec"]["resources"]["requests"]["storage"] == "10Gi"
         await cluster.pod(namespace)
-        # Nothing protects the claim here, as no pod of it ever had a node.
+        # No pod of the claim ran on a node. The finalizers are removed because this cluster has no controller for them.
         await cluster.client.patch(
             PERSISTENT_VOLUME_CLAIMS, "data-store-0", {"metadata": {"finalizers": []}}, namespace=namespace
         )
@@ -217,7 +217,7 @@ async def test_component_with_data_keeps_its_claim_until_it_is_deleted(cluster):
         await runtime.delete(name)
 
 
-async def test_data_carry_a_mark(cluster):
+async def test_data_mark_is_kept_over_a_restart_until_it_is_removed(cluster):
     namespace = await cluster.namespace("pods-marked")
     name = f"{namespace}--server"
     async with cluster.runtime() as runtime:
@@ -230,7 +230,7 @@ async def test_data_carry_a_mark(cluster):
         await runtime.mark_data(name, "one")
         await runtime.mark_data(name, "two")
         assert await runtime.data_mark(name) == "two"
-    # The next operator finds it. An administrator takes it off, as docs/how-to/dedicated-members.md says.
+    # The next operator reads the mark. An administrator removes the mark as in docs/how-to/dedicated-members.md.
     async with cluster.runtime() as runtime:
         assert await runtime.data_mark(name) == "two"
         await cluster.client.patch(
@@ -243,7 +243,7 @@ async def test_data_carry_a_mark(cluster):
         await runtime.delete(name)
 
 
-async def test_a_claim_outlives_its_namespace_until_it_is_unprotected(cluster):
+async def test_volume_claim_is_protected_until_unprotect_or_delete(cluster):
     namespace = await cluster.namespace("pods-protected")
     name = f"{namespace}--store"
     component = server(name, args=(f"--data={DATA}",), data=True)
@@ -256,7 +256,7 @@ async def test_a_claim_outlives_its_namespace_until_it_is_unprotected(cluster):
         assert await runtime.volume(name) is None
         await runtime.reserve(name, ports=["https"])
         await runtime.apply(component)
-        # Its StatefulSet makes it, and the operator applies again whenever something of a component changes.
+        # The StatefulSet creates the claim. The next apply adds the finalizer: the operator applies after each change.
         await cluster.pod(namespace)
         assert await runtime.volume(name) == f"PersistentVolumeClaim {namespace}/data-store-0"
         before = await finalizers()
@@ -283,7 +283,7 @@ async def test_a_claim_outlives_its_namespace_until_it_is_unprotected(cluster):
         await runtime.unprotect(name)
 
 
-async def test_state_says_why_a_pod_does_not_run(cluster, container):
+async def test_state_message_has_the_cause_of_a_pod_failure(cluster, container):
     namespace = await cluster.namespace("pods-trouble")
     name = f"{namespace}--server"
     async with cluster.runtime() as runtime:
@@ -313,15 +313,15 @@ async def test_state_says_why_a_pod_does_not_run(cluster, container):
 
         await cluster.run_pod(pod)
         await cluster.phase(runtime, name, Phase.READY)
-        fell = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:01:00Z"}
+        not_ready = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:01:00Z"}
         running = container(state={"running": {"startedAt": "2026-01-01T00:00:00Z"}}, ready=False)
-        await cluster.say(pod, conditions=[fell], containerStatuses=[running])
+        await cluster.say(pod, conditions=[not_ready], containerStatuses=[running])
         await cluster.phase(runtime, name, Phase.UNREADY)
         unsubscribe()
         assert set(changes) == {name}
 
 
-async def test_refused_pod_is_told(cluster):
+async def test_state_message_has_the_refusal_by_pod_security(cluster):
     namespace = await cluster.namespace("pods-refused", **{"pod-security.kubernetes.io/enforce": "restricted"})
     name = f"{namespace}--server"
     async with cluster.runtime(
@@ -332,13 +332,13 @@ async def test_refused_pod_is_told(cluster):
         assert state.phase is Phase.STARTING
 
 
-async def test_secrets_for_pulling_images_are_copied(cluster):
+async def test_pull_secrets_are_copied_and_deleted_with_last_component(cluster):
     source = await cluster.namespace("pods-registries")
     namespace = await cluster.namespace("pods-pulling")
     name = f"{namespace}--server"
     secret = {"type": "kubernetes.io/dockerconfigjson", "data": {".dockerconfigjson": base64.b64encode(b"{}").decode()}}
     async with cluster.runtime(pull_secrets=("mine",), pull_secrets_namespace=source) as runtime:
-        # Without it pods that are there go on.
+        # A missing Secret does not fail apply, because existing pods do not need the Secret.
         await runtime.apply(server(name))
         await cluster.client.create(SECRETS, {"metadata": {"name": "mine", "namespace": source}, **secret})
         await runtime.apply(server(name, args=("--changed",)))
@@ -346,7 +346,7 @@ async def test_secrets_for_pulling_images_are_copied(cluster):
         assert (copied["type"], copied["data"]) == (secret["type"], secret["data"])
         deployment = await cluster.client.get(DEPLOYMENTS, "server", namespace=namespace)
         assert deployment["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": "mine"}]
-        # What is beside it may need them for its next pod.
+        # The next pod of the other component may need the Secret.
         await runtime.apply(server(f"{namespace}--other", single=True))
         await cluster.eventually(lambda: runtime.state(f"{namespace}--other").phase is not Phase.ABSENT)
         await runtime.delete(f"{namespace}--other")
@@ -357,7 +357,7 @@ async def test_secrets_for_pulling_images_are_copied(cluster):
     await cluster.client.get(SECRETS, "mine", namespace=source)
 
 
-async def test_secrets_for_pulling_images_stay_for_what_is_being_made(cluster, monkeypatch):
+async def test_pull_secrets_stay_while_another_component_is_applied(cluster, monkeypatch):
     source = await cluster.namespace("pods-registries-beside")
     namespace = await cluster.namespace("pods-pulling-beside")
     await cluster.client.create(SECRETS, {"metadata": {"name": "mine", "namespace": source}})
@@ -375,9 +375,9 @@ async def test_secrets_for_pulling_images_stay_for_what_is_being_made(cluster, m
         async with asyncio.TaskGroup() as group:
             group.create_task(runtime.apply(server(f"{namespace}--next")))
             await copied.wait()
-            ending = group.create_task(runtime.delete(f"{namespace}--last"))
-            # It has to wait for the other one at its end; with nobody to wait for it would be through.
-            await cluster.eventually(lambda: ending.done() or runtime._pulling._users[namespace] == 2)
+            deletion = group.create_task(runtime.delete(f"{namespace}--last"))
+            # The deletion waits for the apply of the other component. Without another user, the deletion would be done.
+            await cluster.eventually(lambda: deletion.done() or runtime._pulling._users[namespace] == 2)
             go_on.set()
         await cluster.client.get(SECRETS, "mine", namespace=namespace)
         await runtime.delete(f"{namespace}--next")
@@ -385,7 +385,7 @@ async def test_secrets_for_pulling_images_stay_for_what_is_being_made(cluster, m
             await cluster.client.get(SECRETS, "mine", namespace=namespace)
 
 
-async def test_what_somebody_else_made_under_the_same_name_is_not_touched(cluster):
+async def test_stop_and_delete_leave_objects_of_other_owners(cluster):
     namespace = await cluster.namespace("pods-others")
     labels = {"app": "theirs"}
     template = {
@@ -398,13 +398,13 @@ async def test_what_somebody_else_made_under_the_same_name_is_not_touched(cluste
     async with cluster.runtime() as runtime:
         await runtime.stop(f"{namespace}--server")
         await runtime.delete(f"{namespace}--server")
-    found = await cluster.client.get(DEPLOYMENTS, "server", namespace=namespace)
-    assert found["spec"]["replicas"] == 1
-    assert "deletionTimestamp" not in found["metadata"]
+    deployment = await cluster.client.get(DEPLOYMENTS, "server", namespace=namespace)
+    assert deployment["spec"]["replicas"] == 1
+    assert "deletionTimestamp" not in deployment["metadata"]
     await cluster.client.get(SECRETS, "server-files", namespace=namespace)
 
 
-async def test_trouble_of_one_namespace_names_it_and_leaves_others_alone(cluster):
+async def test_missing_namespace_is_named_and_others_are_unaffected(cluster):
     namespace = await cluster.namespace("pods-good")
     async with cluster.runtime() as runtime:
         with pytest.raises(RuntimeFailure, match="Component nowhere--server: its Service in namespace nowhere"):
@@ -416,22 +416,25 @@ async def test_trouble_of_one_namespace_names_it_and_leaves_others_alone(cluster
         await runtime.reserve(f"{namespace}--server", ports=["https"])
 
 
-async def test_labels_that_others_made_up_are_not_taken_for_components(cluster):
-    mine = await cluster.namespace("pods-mine")
-    foreign = await cluster.namespace("pods-foreign")
-    name = f"{mine}--server"
+async def test_labelled_object_in_a_foreign_namespace_is_no_component(cluster):
+    own_namespace = await cluster.namespace("pods-mine")
+    foreign_namespace = await cluster.namespace("pods-foreign")
+    name = f"{own_namespace}--server"
     labels = {"app.kubernetes.io/managed-by": "kplane", "controlplane.kplane.dev/component": name}
-    body = {"metadata": {"name": "server", "namespace": foreign, "labels": labels}, "spec": {"ports": [{"port": 1}]}}
+    body = {
+        "metadata": {"name": "server", "namespace": foreign_namespace, "labels": labels},
+        "spec": {"ports": [{"port": 1}]},
+    }
     async with cluster.runtime() as runtime:
-        seen = asyncio.Event()
-        runtime.subscribe(lambda changed: seen.set())
+        notification = asyncio.Event()
+        runtime.subscribe(lambda changed: notification.set())
         await cluster.client.create(SERVICES, body)
-        await asyncio.wait_for(seen.wait(), 60)
+        await asyncio.wait_for(notification.wait(), 60)
         assert name not in runtime.names()
         assert runtime.state(name).phase is Phase.ABSENT
 
 
-async def test_several_replicas_are_spread_and_leave_one_at_a_time(cluster):
+async def test_replicas_are_spread_and_evicted_one_at_a_time(cluster):
     namespace = await cluster.namespace("pods-replicas")
     name = f"{namespace}--server"
     async with cluster.runtime(replicas=3) as runtime:
@@ -441,5 +444,8 @@ async def test_several_replicas_are_spread_and_leave_one_at_a_time(cluster):
     assert deployment["spec"]["replicas"] == 3
     assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
     constraints = deployment["spec"]["template"]["spec"]["topologySpreadConstraints"]
-    assert [each["topologyKey"] for each in constraints] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+    assert [constraint["topologyKey"] for constraint in constraints] == [
+        "kubernetes.io/hostname",
+        "topology.kubernetes.io/zone",
+    ]
     assert budget["spec"]["maxUnavailable"] == 1

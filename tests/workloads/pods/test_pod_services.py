@@ -1,4 +1,4 @@
-"""The Service of a component in pods: its addresses inside and outside of the idle_cluster."""
+"""The Service of a component in pods: its addresses inside and outside the cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kplane.workloads.pods import Expose
 pytestmark = pytest.mark.integration
 
 
-async def test_load_balancer_address_is_waited_for(idle_cluster):
+async def test_reserve_raises_until_the_load_balancer_has_an_address(idle_cluster):
     namespace = await idle_cluster.namespace("pods-balancer")
     name = f"{namespace}--server"
     async with idle_cluster.runtime(expose=Expose.LOAD_BALANCER) as runtime:
@@ -29,11 +29,11 @@ async def test_load_balancer_address_is_waited_for(idle_cluster):
         async def external():
             return (await runtime.reserve(name, ports=["https"], exposed=Exposure())).external
 
-        given = await idle_cluster.eventually(external)
-        assert (given.host, dict(given.ports)) == ("203.0.113.7", {"https": 6443})
+        address = await idle_cluster.eventually(external)
+        assert (address.host, dict(address.ports)) == ("203.0.113.7", {"https": 6443})
 
 
-async def test_service_is_annotated_and_keeps_its_class_of_load_balancer(idle_cluster):
+async def test_annotations_change_and_load_balancer_class_is_kept(idle_cluster):
     namespace = await idle_cluster.namespace("pods-annotated")
     name = f"{namespace}--server"
 
@@ -43,18 +43,22 @@ async def test_service_is_annotated_and_keeps_its_class_of_load_balancer(idle_cl
         return await idle_cluster.client.get(SERVICES, "server", namespace=namespace)
 
     async with idle_cluster.runtime(expose=Expose.LOAD_BALANCER) as runtime:
-        made = await reserve(runtime, annotations={"a.example/x": "1", "b.example/y": "2"}, load_balancer_class="e/one")
-        assert made["spec"]["loadBalancerClass"] == "e/one"
-        theirs = {"metadata": {"annotations": {"cloud.example/id": "7"}}}
-        await idle_cluster.client.patch(SERVICES, "server", theirs, namespace=namespace)
+        service = await reserve(
+            runtime, annotations={"a.example/x": "1", "b.example/y": "2"}, load_balancer_class="e/one"
+        )
+        assert service["spec"]["loadBalancerClass"] == "e/one"
+        foreign_annotations = {"metadata": {"annotations": {"cloud.example/id": "7"}}}
+        await idle_cluster.client.patch(SERVICES, "server", foreign_annotations, namespace=namespace)
 
         async def annotated(**exposure):
-            found = (await reserve(runtime, **exposure))["metadata"]["annotations"]
-            return {name: value for name, value in found.items() if not name.startswith("controlplane.kplane.dev/")}
+            annotations = (await reserve(runtime, **exposure))["metadata"]["annotations"]
+            return {
+                name: value for name, value in annotations.items() if not name.startswith("controlplane.kplane.dev/")
+            }
 
-        wanted = {"annotations": {"a.example/x": "3"}, "load_balancer_class": "e/other"}
-        ends_as = {"a.example/x": "3", "cloud.example/id": "7"}
-        await idle_cluster.eventually(lambda: annotated(**wanted), lambda found: found == ends_as)
+        desired = {"annotations": {"a.example/x": "3"}, "load_balancer_class": "e/other"}
+        expected = {"a.example/x": "3", "cloud.example/id": "7"}
+        await idle_cluster.eventually(lambda: annotated(**desired), lambda found: found == expected)
         await idle_cluster.eventually(annotated, lambda found: found == {"cloud.example/id": "7"})
         assert (await reserve(runtime))["spec"]["loadBalancerClass"] == "e/one"
 
@@ -62,13 +66,13 @@ async def test_service_is_annotated_and_keeps_its_class_of_load_balancer(idle_cl
 async def test_node_port_is_the_external_port(idle_cluster):
     namespace = await idle_cluster.namespace("pods-node-port")
     async with idle_cluster.runtime(expose=Expose.NODE_PORT, external_host="nodes.example") as runtime:
-        exposed = (await runtime.reserve(f"{namespace}--server", ports=["https"], exposed=Exposure())).external
+        external = (await runtime.reserve(f"{namespace}--server", ports=["https"], exposed=Exposure())).external
         service = await idle_cluster.client.get(SERVICES, "server", namespace=namespace)
-        assert (exposed.host, dict(exposed.ports)) == (
+        assert (external.host, dict(external.ports)) == (
             "nodes.example",
             {"https": service["spec"]["ports"][0]["nodePort"]},
         )
-        inner = await runtime.reserve(f"{namespace}--store", ports=["client"])
-        assert inner.external is None
+        address = await runtime.reserve(f"{namespace}--store", ports=["client"])
+        assert address.external is None
         store = await idle_cluster.client.get(SERVICES, "store", namespace=namespace)
         assert store["spec"]["type"] == "ClusterIP"

@@ -20,7 +20,7 @@ _CLOCK_SKEW = dt.timedelta(days=30)
 
 @dataclass(frozen=True, slots=True)
 class ServingCertificate:
-    """Self-signed serving certificate of one instance, and its key, in PEM."""
+    """Self-signed serving certificate of an instance, and its key, in PEM."""
 
     certificate: bytes
     key: bytes = field(repr=False)

@@ -44,7 +44,7 @@ _CLIENT: Final = "client.pem"
 _TOKEN: Final = "token"  # noqa: S105 - a file's name
 _SERVER_CA: Final = "server-ca.crt"
 OPEN_FILES: Final = 4096
-"""Limit of open files of one instance: about 30 files of its own, and one connection for each client."""
+"""Limit of open files of an instance: about 30 files of its own, and a connection for each client."""
 READERS: Final = "readers-ca.crt"
 """File with the CA of the clients that may read the metrics of an instance."""
 SERVING: Final = ("serving.crt", "serving.key")
@@ -255,7 +255,7 @@ def connection(cluster: Cluster) -> dict[str, File]:
     if config.proxy is not None:
         server["proxy-url"] = config.proxy
     if config.client_certificate is not None and config.client_key is not None:
-        # One file for certificate and key, because two files cannot be replaced atomically.
+        # Certificate and key share a file, because two files cannot be replaced atomically.
         user["client-certificate"] = user["client-key"] = _CLIENT
         files[_CLIENT] = File(config.client_certificate.rstrip() + b"\n" + config.client_key, reloaded=True)
     if config.token is not None:

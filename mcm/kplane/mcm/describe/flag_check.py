@@ -26,7 +26,7 @@ async def dry_run(program: Path, arguments: Sequence[str]) -> str | None:
     `--version` and `--help` would parse the flags, and not check the value of `--controllers`. Raises RuntimeFailure
     if the program cannot be run.
     """
-    # mcm's own flags come first, so that a preceding flag without a value cannot take one of them as its value.
+    # The flags of mcm come first, because a preceding flag without a value would take the next flag as its value.
     question = [f"--kubeconfig={_NOWHERE}", "--secure-port=0", *arguments]
     try:
         await run_program(program, question, timeout_seconds=_TIMEOUT_SECONDS)

@@ -93,7 +93,7 @@ def services_of(cluster: Cluster) -> list[str]:
 
 
 def fingerprint(components: Iterable[Component]) -> str:
-    """Return a hash of the configuration of all instances of one cluster.
+    """Return a hash of the configuration of all instances of a cluster.
 
     The hash is the same in every run of mcm. It does not cover ports and certificates between mcm and its instances.
     Neither does it cover files that a program reloads, nor limits, which are equal for all instances of a run. mcm

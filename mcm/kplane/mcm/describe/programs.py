@@ -26,7 +26,7 @@ _ANSWERS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A program in one version."""
+    """A program and its version."""
 
     program: str
     """Absolute path, or a name if any version will do; see `Component.program`."""

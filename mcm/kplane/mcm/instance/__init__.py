@@ -1,1 +1,1 @@
-"""Life of one instance."""
+"""Lifecycle of an instance."""

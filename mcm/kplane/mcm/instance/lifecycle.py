@@ -1,4 +1,4 @@
-"""Process of one instance: a kube-controller-manager or a kube-scheduler for one registered control plane."""
+"""Process of an instance: a kube-controller-manager or a kube-scheduler for a registered control plane."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Origin(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Address of one instance's metrics."""
+    """Address of the metrics of an instance."""
 
     origin: Origin
     url: str
@@ -48,7 +48,7 @@ class Target(NamedTuple):
 
 
 class Instance:
-    """Runs the process of one engaged cluster by the cluster's description, from `start` to `aclose`.
+    """Runs the process of an engaged cluster by the cluster's description, from `start` to `aclose`.
 
     A `StartGate` starts and holds the instance. A changed description applies at once, because `DebouncingProvider`
     has already debounced it. `generation` is the generation of the engagement, and `budget` limits concurrent starts.
@@ -204,7 +204,7 @@ class Instance:
             self._changed()
 
     async def hold(self, why: BlockingReason) -> None:
-        """Report what blocks the instance, and stop its process if there is a process."""
+        """Report the block of the instance, and stop its process if there is a process."""
         async with self._lock:
             if self.reason is not why.reason:
                 logger.warning("instance %s is held: %s", self.component, why.message)

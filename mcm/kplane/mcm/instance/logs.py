@@ -27,7 +27,7 @@ _POLL_SECONDS: Final = 1.0
 _LAST_SECONDS: Final = 3.0
 """Time for the last lines at the end."""
 _BYTES_AT_ONCE: Final = 256 << 10
-"""Bytes of one instance in each round. Further bytes are skipped, and a line reports that; the file still has them."""
+"""Bytes of an instance in each round. Further bytes are skipped, and a line reports that; the file still has them."""
 _LINE_LENGTH: Final = 16 << 10
 _START_BYTES: Final = 64
 """First bytes of a file, which identify it: its first line begins with a time in microseconds."""
@@ -48,7 +48,7 @@ class LogForm(enum.StrEnum):
 
 
 class InstanceLog(NamedTuple):
-    """Log of one instance. A different `key` (by `==`) means a different instance, also of the same cluster."""
+    """Log of an instance. A different `key` (by `==`) means a different instance, also of the same cluster."""
 
     key: object
     cluster: str

@@ -96,7 +96,7 @@ SERIES: Final[Mapping[str, Series]] = {**_COMMON, **_SCHEDULER}
 
 
 def allowed_values(lines: Iterable[str]) -> Values:
-    """Return the values of `SERIES` in the text of one instance."""
+    """Return the values of `SERIES` in the metrics text of an instance."""
     values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for sample in read_samples(line for line in lines if line.startswith(_BEGINNINGS)):
         series = SERIES.get(sample.name)

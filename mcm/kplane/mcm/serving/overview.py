@@ -36,7 +36,7 @@ class State(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSummary:
-    """Summary of one cluster and its instances."""
+    """Summary of a cluster and its instances."""
 
     name: str
     state: State

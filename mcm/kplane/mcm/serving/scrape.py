@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 
 class ScrapeLimits(NamedTuple):
-    """Limits of one scrape of all instances."""
+    """Limits of a scrape of all instances."""
 
     deadline_seconds: float = 5.0
     """Deadline for all instances together. Prometheus waits for 10 s by default."""
@@ -35,7 +35,7 @@ class ScrapeLimits(NamedTuple):
     """Deadline for each instance."""
     at_once: int = 8
     bytes_each: int = 4 << 20
-    """Largest text of one instance; 0.4 MB are usual."""
+    """Largest metrics text of an instance; 0.4 MB are usual."""
 
 
 class Scraper:

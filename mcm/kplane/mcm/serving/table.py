@@ -41,7 +41,7 @@ class ClusterDetails(NamedTuple):
 
 
 def render_table(clusters: Iterable[ClusterDetails]) -> str:
-    """Return a table: a line with headings, and one line for each cluster."""
+    """Return a table: a line with headings, and a line for each cluster."""
     rows: list[Sequence[str]] = [_HEADINGS]
     rows += [
         (

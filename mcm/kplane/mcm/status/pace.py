@@ -1,4 +1,4 @@
-"""Rate limit of writes to the status of one registration."""
+"""Rate limit of writes to the status of a registration."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class WritePace:
         self._period_seconds = period_seconds
         self._now = now
         self._spent_until = 0.0
-        """Time at which all writes so far are paid for, at one write each period."""
+        """Time at which the rate of one write per period has caught up with all writes so far."""
 
     def note_write(self) -> None:
         """Count a write."""

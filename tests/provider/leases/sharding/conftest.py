@@ -167,7 +167,7 @@ class Stream:
 
 
 class World:
-    """Who works on what."""
+    """The processes, the clusters, and the processes that work on each cluster."""
 
     shards = 8
     timings = ShardTimings()
@@ -182,7 +182,7 @@ class World:
         self.processes: list[Process] = []
 
     def new_link(self) -> Link:
-        """To the server, for one process."""
+        """Return a connection of a process to the server."""
         return Link(self.api, self._new_wire(patience_seconds=30.0))
 
     def join(self, *, drift: float = 0.0, **options: Any) -> Process:
@@ -202,7 +202,7 @@ class World:
 
     def spread(self) -> list[int]:
         """Return the number of fences behind which each process works."""
-        return [each.coordinator.stats.owned for each in self.processes if each.running]
+        return [process.coordinator.stats.owned for process in self.processes if process.running]
 
     def settled(self) -> bool:
         return all(len(self.working[cluster]) == 1 for cluster in self.clusters)
@@ -218,14 +218,14 @@ class World:
         """Check all the time that no two processes may write."""
         while True:
             for cluster in self.clusters:
-                allowed = {each.name for each in self.processes if each.running and each.may_write(cluster)}
+                allowed = {process.name for process in self.processes if process.running and process.may_write(cluster)}
                 if len(allowed) > 1:
                     self.together.append((cluster, allowed))
             await asyncio.sleep(0.2)
 
 
 class Process:
-    """One replica: its workplace, its client and its clock."""
+    """A replica with its workplace, its client and its clock."""
 
     def __init__(self, number: int, world: World, *, drift: float = 0.0, **options: Any) -> None:
         self.number, self.world = number, world
@@ -278,7 +278,7 @@ class Process:
         return False
 
     async def stop(self) -> None:
-        """SIGTERM."""
+        """Stop the process, as SIGTERM does."""
         if self.task is not None:
             self.task.cancel()
             await asyncio.wait((self.task,))
@@ -331,7 +331,7 @@ class Process:
 
 
 class Place:
-    """Where a coordinator allows and withdraws."""
+    """The workplace of a process, on which its coordinator allows and withdraws clusters."""
 
     def __init__(self, process: Process, coordinator: Sharded) -> None:
         self._process, self._coordinator, self._name = process, coordinator, process.name
@@ -374,7 +374,7 @@ class Place:
 def world_of(new_wire: Callable[..., Any]) -> Callable[..., AbstractAsyncContextManager[World]]:
     """`async with world_of(drift, …, **options) as world`, with a process for each drift of a clock.
 
-    They have shared the clusters for a while; in the end nobody has worked together.
+    The processes have already divided the clusters. At exit, no two processes have worked on a cluster together.
     """
 
     @contextlib.asynccontextmanager

@@ -14,7 +14,7 @@ from kplane.provider.coordination.lease_gc import LeaseGC
 Loop = type[asyncio.AbstractEventLoop]
 Worlds = Callable[..., AbstractAsyncContextManager[Any]]
 INTERVAL_SECONDS = 300.0
-"""Instead of an hour, which takes long in virtual time too."""
+"""Shorter than the usual hour, which takes long even in virtual time."""
 
 
 def test_lease_gc_deletes_leases_of_dead_peers_and_clusters(
@@ -35,7 +35,7 @@ def test_lease_gc_deletes_leases_of_dead_peers_and_clusters(
 
             await asyncio.sleep(3 * INTERVAL_SECONDS)
             living = {process.announced for process in world.processes if process.running}
-            assert world.api.leases.keys() == living | {f"mcr-shard-{each}" for each in world.clusters}
+            assert world.api.leases.keys() == living | {f"mcr-shard-{cluster}" for cluster in world.clusters}
             assert world.settled()
 
             world.clusters = sorted([*world.clusters, gone])
@@ -48,7 +48,7 @@ def test_lease_gc_deletes_leases_of_dead_peers_and_clusters(
 
 
 async def looks(api: Any, link: Any, *, needed: Callable[[str], bool] = lambda _name: False) -> tuple[str, ...]:
-    """Collect twice over the same Leases, and return the names of the remaining ones."""
+    """Collect twice over the same Leases. Returns the names of the remaining Leases."""
     seen = [api.get(name) for name in api.leases]
     gc = LeaseGC(link, namespace="ns", leases=lambda: seen, needed=needed)
     await gc.collect()

@@ -40,7 +40,7 @@ def test_listener_is_called_when_clusters_are_taken_over(made_up_time: Loop, wor
             await asyncio.sleep(60)
             assert told == []
             await first.stop()
-            # The peer also acquires a shard without clusters, perhaps as the last one.
+            # The peer also acquires a shard without clusters, perhaps as its last shard.
             await world.until(lambda: world.settled() and len(told) >= world.shards // 2, within=2)
             assert len(told) == world.shards // 2
             assert told[-1] == len(world.clusters)
@@ -86,7 +86,7 @@ async def test_announcement_is_deleted_after_its_pending_write(eventually: Calla
 
 
 def test_peers_move_few_shards_when_joining_and_leaving(made_up_time: Loop, world_of: Worlds) -> None:
-    """From one to three to two: a new peer reads the other peers first, and acquires only its part (D8)."""
+    """Peers: 1, then 3, then 2. A new peer reads the other peers first, and acquires only its part (D8)."""
 
     async def scaled() -> None:
         async with world_of(0.0) as world:
@@ -95,15 +95,15 @@ def test_peers_move_few_shards_when_joining_and_leaving(made_up_time: Loop, worl
             await asyncio.sleep(30)
             assert sorted(world.spread()) == [2, 3, 3]
             assert (
-                sum(each.coordinator.stats.acquired for each in world.processes)
+                sum(process.coordinator.stats.acquired for process in world.processes)
                 == world.shards + world.shards - world.spread()[0]
             )
-            before = [each.coordinator.stats.acquired for each in world.processes[:2]]
+            before = [process.coordinator.stats.acquired for process in world.processes[:2]]
             part = world.spread()[2]
             await world.processes[2].stop()
             await asyncio.sleep(30)
             assert world.spread() == [4, 4]
-            assert sum(each.coordinator.stats.acquired for each in world.processes[:2]) - sum(before) == part
+            assert sum(process.coordinator.stats.acquired for process in world.processes[:2]) - sum(before) == part
 
     with asyncio.Runner(loop_factory=made_up_time) as runner:
         runner.run(scaled())
@@ -115,7 +115,7 @@ def test_peers_starting_together_acquire_only_their_parts(made_up_time: Loop, wo
     async def together() -> None:
         async with world_of(0.0, 0.0, 0.0, 0.0) as world:
             assert world.spread() == [2, 2, 2, 2]
-            assert sum(each.coordinator.stats.acquired for each in world.processes) == world.shards
+            assert sum(process.coordinator.stats.acquired for process in world.processes) == world.shards
         async with world_of() as world:
             world.join()
             world.join(weight=3)
@@ -145,7 +145,7 @@ def test_peer_of_another_layout_waits_until_others_have_left(
 
 
 def test_cluster_changes_leave_others_at_work(made_up_time: Loop, world_of: Worlds) -> None:
-    """Criterion 64: a change of one cluster does not affect the others (D3)."""
+    """Criterion 64: a change of a cluster does not affect the other clusters (D3)."""
 
     async def changing(fence: str) -> None:
         async with world_of(0.0, 0.0, fence=fence) as world:

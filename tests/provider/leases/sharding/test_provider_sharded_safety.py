@@ -54,7 +54,7 @@ def test_peers_survive_each_single_fault(made_up_time: Loop, fault: str, fence: 
 def test_isolated_peer_ends_its_work_before_the_next_begins(
     made_up_time: Loop, meanwhile: str, world_of: Worlds
 ) -> None:
-    """Also if its work ends slowly, other faults occur, or its last response was late."""
+    """The peer stops in time even if its work ends slowly, its last response was late, or other faults occur."""
 
     async def cut_off(seed: int) -> None:
         async with world_of(-DRIFT, DRIFT) as world:
@@ -75,7 +75,7 @@ def test_isolated_peer_ends_its_work_before_the_next_begins(
 
 
 def test_killed_peer_is_replaced_within_fence_and_probe(made_up_time: Loop, world_of: Worlds) -> None:
-    """Criterion 61: within the duration of a fence and a probe, although its peer Lease lasts longer."""
+    """Criterion 61: other peers take over within the duration of a fence and a probe. The peer Lease lasts longer."""
 
     async def killed(seed: int) -> None:
         async with world_of(-DRIFT, 0.0, DRIFT) as world:
@@ -89,7 +89,7 @@ def test_killed_peer_is_replaced_within_fence_and_probe(made_up_time: Loop, worl
 
 
 def test_deleted_lease_delays_work_on_a_new_cluster(made_up_time: Loop, world_of: Worlds) -> None:
-    """Its holder may be isolated, and at work until the Lease would have expired."""
+    """The holder of the deleted Lease may be isolated, and at work until the Lease would have expired."""
 
     async def deleted() -> None:
         async with world_of(0.0, fence="cluster") as world:
@@ -129,7 +129,7 @@ def test_failed_renewal_stops_no_work(made_up_time: Loop, world_of: Worlds) -> N
 
 
 def test_unanswered_renewal_ends_work_before_fence_expires(made_up_time: Loop, world_of: Worlds) -> None:
-    """Criterion 75: by the local clock; running reconciles have `drain_seconds` to end."""
+    """Criterion 75: the local clock counts. Running reconciles have `drain_seconds` to end."""
 
     async def stuck() -> None:
         async with world_of(0.0) as world:
@@ -181,14 +181,14 @@ def test_failed_begin_affects_no_other_cluster(made_up_time: Loop, world_of: Wor
     async def failing() -> None:
         async with world_of(0.0, 0.0) as world:
             first, second = world.processes
-            second.failing = next(each for each in world.clusters if first.coordinator.may_work(each))
+            second.failing = next(cluster for cluster in world.clusters if first.coordinator.may_work(cluster))
             told: list[str] = []
             second.coordinator.listen(lambda: 1 // 0)
             second.coordinator.listen(lambda: told.append("taken"))
             await first.stop()
             await asyncio.sleep(60)
             assert world.spread() == [world.shards]
-            assert [each for each in world.clusters if not world.working[each]] == [second.failing]
+            assert [cluster for cluster in world.clusters if not world.working[cluster]] == [second.failing]
             assert len(told) == world.shards // 2
             second.failing = ""
             await world.until(world.settled, within=10)
@@ -250,7 +250,9 @@ def test_fence_of_endless_work_expires(made_up_time: Loop, world_of: Worlds) -> 
                 lambda: world.spread()[1] == world.shards // 2, within=world.timings.handover_seconds + 60
             )
             assert first.coordinator.stats.owned > world.shards // 2
-            assert not any(first.may_write(each) for each in world.clusters if not first.coordinator.may_work(each))
+            assert not any(
+                first.may_write(cluster) for cluster in world.clusters if not first.coordinator.may_work(cluster)
+            )
             first.slow_end = 0.0
             await asyncio.sleep(1000)
             assert world.spread() == [world.shards // 2] * 2
