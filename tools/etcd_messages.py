@@ -2,7 +2,7 @@
 
 The files come from etcd's Go module, in the version that kplane.binaries pins. `make generate-etcd-messages` runs this
 module on a machine with protoc. Two parts change. Options are removed, because they need three more packages of
-protobuf. The package gets a name of its own. protobuf has a single registry for each process, and another etcd
+protobuf. The package gets a new name. protobuf has a single registry for each process, and another etcd
 client may have registered etcd's names there.
 """
 

@@ -141,8 +141,8 @@ class CredentialsKeeper:
         if evidence is not None:
             raise CredentialsInvalid(
                 f"Secret {self._namespace}/{self._credentials_name} with the authority of the shared etcd is gone, and"
-                f" {evidence}: restore it from your backup; to go on with a new authority, create it with entries"
-                " ca.crt and ca.key (an elliptic curve key) and restart the etcd's pods"
+                f" {evidence}: restore it from your backup, or create it with a new authority (entries ca.crt and"
+                " ca.key, an elliptic curve key), and restart the etcd's pods"
             )
         return create_credentials(f"kplane-{self._service}")
 

@@ -304,8 +304,8 @@ def _plugin(
         raise KubeconfigError("'exec' in the kubeconfig has to be a mapping")
     if allowed is False:
         raise KubeconfigError(
-            "the kubeconfig has an exec credential plugin that may not run here; allow it (exec_plugins, or trusted"
-            " of FileProvider) if you trust its author, or use a token or a certificate"
+            "the kubeconfig has an exec credential plugin that may not run here; use a token or a certificate, or"
+            " trust its author by exec_plugins (trusted of FileProvider)"
         )
     command = section.get("command")
     if not isinstance(command, str):
