@@ -374,6 +374,7 @@ async def test_gateway_secret_loses_limits_without_class_and_foreign_data() -> N
 
     async def create(_: Any, body: dict[str, Any]) -> dict[str, Any]:
         written.append(body)
+        keep(body)
         return body
 
     async def patch(_: Any, name: str, body: dict[str, Any], *, namespace: str) -> dict[str, Any]:
@@ -386,7 +387,7 @@ async def test_gateway_secret_loses_limits_without_class_and_foreign_data() -> N
         data = {key: value for key, value in body["data"].items() if value is not None}
         stored["kplane-gateway", "controlplane-acme"] = body | {"data": data}
 
-    secrets = SimpleNamespace(get=stored.get, apply=keep)
+    secrets = SimpleNamespace(get=stored.get)
     context: Any = SimpleNamespace(
         gateway=GATEWAY,
         client=SimpleNamespace(

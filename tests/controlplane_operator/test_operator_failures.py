@@ -21,7 +21,7 @@ from kplane.controlplane_operator.status.partial import PartialControlPlane, Par
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
-from kplane.provider import Client, Conflict, Result, Unreachable
+from kplane.provider import Client, Conflict, Resource, Result, Unreachable
 from kplane.provider.controllers.queue import FairQueue
 from kplane.provider.controllers.rate_limiter import ItemBackoff
 from kplane.provider.controllers.workers import Controller
@@ -32,19 +32,22 @@ REFUSED = Forbidden(403, "Forbidden", "secrets are refused by policy x")
 
 
 class Server:
-    """Fake API server: records written statuses, or is unreachable."""
+    """Fake API server: records written statuses, or is unreachable. The stores get its answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, stores: Stores) -> None:
+        self.stores = stores
         self.written: list[dict[str, Any]] = []
         self.away = False
 
-    async def apply(self, _: Any, body: dict[str, Any], **__: Any) -> dict[str, Any]:
+    async def apply(self, resource: Resource, body: dict[str, Any], **__: Any) -> dict[str, Any]:
         if self.away:
             raise Unreachable("nobody there", kind="connect")
         self.written.append(body["status"])
         version = str(len(self.written) + 1)
         metadata = {**body["metadata"], "uid": "1", "generation": 3, "resourceVersion": version}
-        return {"metadata": metadata, "spec": {}, "status": body["status"]}
+        stored = {"metadata": metadata, "spec": {}, "status": body["status"]}
+        next(store for store in self.stores.in_all_namespaces() if store.resource == resource).apply(stored)
+        return stored
 
 
 class Clock:
@@ -64,7 +67,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def server() -> Server:
-    return Server()
+    return Server(Stores())
 
 
 @pytest.fixture
@@ -73,7 +76,7 @@ def context(server: Server) -> OperatorContext:
     events = Events(client)
     return OperatorContext(
         client=client,
-        stores=Stores(),
+        stores=server.stores,
         queues=Queues(),
         status=StatusWriter(client, events=events),
         events=events,

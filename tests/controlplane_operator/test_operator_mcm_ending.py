@@ -46,7 +46,9 @@ class Api:
             return body
         stored = self.stores.registrations.get(("", body["metadata"]["name"])) or {}
         metadata = {**stored["metadata"], "resourceVersion": str(next(_versions))}
-        return {**stored, "metadata": metadata, "status": body["status"]}
+        answer = {**stored, "metadata": metadata, "status": body["status"]}
+        self.stores.registrations.apply(answer)
+        return answer
 
     async def create(self, _: Any, body: dict[str, Any]) -> dict[str, Any]:
         return body

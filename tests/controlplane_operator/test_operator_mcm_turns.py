@@ -37,7 +37,8 @@ _versions = itertools.count(100)
 class Api:
     """Fake API server: stores registrations, and discards all other objects."""
 
-    def __init__(self) -> None:
+    def __init__(self, stores: Stores) -> None:
+        self.stores = stores
         self.registrations: dict[str, dict[str, Any]] = {}
         self.written = 0
         self.deleted: list[str] = []
@@ -67,6 +68,7 @@ class Api:
         stored["status"] = {name: value for name, value in (stored["status"] | status).items() if value is not None}
         stored["metadata"]["resourceVersion"] = str(next(_versions))
         self.registrations[stored["metadata"]["name"]] = stored
+        self.stores.registrations.apply(copy.deepcopy(stored))
         return copy.deepcopy(stored)
 
     async def delete(self, resource: Any, name: str, **_: Any) -> None:
@@ -128,8 +130,8 @@ class World:
     """Two control planes, and the reconciler of mcm for registrations."""
 
     def __init__(self, *, config: ClusterConfig | None = None) -> None:
-        self.api, self.programs, self.said = Api(), Programs(), Said()
         self.stores, self.queues, self.metrics = Stores(), Queues(), Metrics()
+        self.api, self.programs, self.said = Api(self.stores), Programs(), Said()
         client, runtime = cast("Client", self.api), cast("Runtime", self.programs)
         self.identities = McmIdentities(client)
         self.mcms = DedicatedMcms(runtime, identities=self.identities)

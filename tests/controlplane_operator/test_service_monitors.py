@@ -29,11 +29,12 @@ KEY = "kplane-cp-acme", "control-plane-metrics"
 
 
 class Cluster:
-    """Fake cluster: records created, applied and deleted objects."""
+    """Fake cluster: records created, applied and deleted objects, and stores its Secrets."""
 
     field_manager = "kplane"
 
     def __init__(self) -> None:
+        self.stores = Stores()
         self.applied: list[tuple[str, dict[str, Any]]] = []
         self.refuses: Exception | None = None
         self.deleted: list[str] = []
@@ -43,7 +44,10 @@ class Cluster:
             raise self.refuses
         self.applied.append((resource.kind, body))
         metadata = {**body["metadata"], "uid": f"uid-{len(self.applied)}", "resourceVersion": str(len(self.applied))}
-        return {**body, "metadata": metadata}
+        stored = {**body, "metadata": metadata}
+        if resource == SECRETS:
+            self.stores.secrets.apply(stored)
+        return stored
 
     async def create(self, resource: Resource, body: dict[str, Any]) -> dict[str, Any]:
         return await self.apply(resource, body)
@@ -72,7 +76,7 @@ def cluster() -> Cluster:
 
 @pytest.fixture
 def context(cluster: Cluster) -> Any:
-    return SimpleNamespace(client=cluster, stores=Stores(), events=Mock(Events))
+    return SimpleNamespace(client=cluster, stores=cluster.stores, events=Mock(Events))
 
 
 def provision(authorities: TenantAuthorities | None) -> Provision:

@@ -49,6 +49,7 @@ from kplane.pki.rotation import RotationWish, next_rotation
 from kplane.provider import Conflict, ProviderError, Unreachable
 from kplane.provider.client.resources import NAMESPACES, SECRETS
 from kplane.provider.testing import FakeCluster
+from tests.controlplane_operator.informing import list_again, store_writes
 
 NAMESPACE = "kplane-cp-acme"
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
@@ -88,13 +89,12 @@ class World:
             access=Access(self.client, shared=Account("kplane-system", "mcm")),
             secrets=SecretAccess(self.client, stores=stores, namespace="kplane-system"),
         )
+        store_writes(self.client, stores)
         self.keys = TenantKeys(self.context, now=lambda: self.clock())
 
     async def watch(self) -> None:
         """Fill the caches of the operator with the present objects."""
-        for store in (self.context.stores.namespaces, self.context.stores.secrets):
-            listing = await self.client.list(store.resource)
-            store.replace(listing.items, resource_version=listing.resource_version)
+        await list_again(self.client, (self.context.stores.namespaces, self.context.stores.secrets))
 
     async def authorities(self, control_plane: ControlPlane | None = None) -> TenantAuthorities:
         """Return the keys, as each pass does before it uses them."""

@@ -475,6 +475,20 @@ class _Planner:
         return MigrationPlan(keys=5, bytes=5, seconds=1)
 
 
+class _Client:
+    """Client of an operator. The answers to its writes go into the store of this operator alone."""
+
+    def __init__(self, world: World, store: Store) -> None:
+        self._world = world
+        self._store = store
+        self.get = world.get
+
+    async def apply(self, resource: Any, body: dict[str, Any], **named: Any) -> dict[str, Any]:
+        stored = await self._world.apply(resource, body, **named)
+        self._store.apply(copy.deepcopy(stored))
+        return stored
+
+
 class Operator:
     """A process of the operator."""
 
@@ -484,10 +498,11 @@ class Operator:
         self.store = Store(CONTROL_PLANES)
         for other in others:
             self.store.apply(other)
-        silent = SimpleNamespace(record=lambda *_, **__: None)
-        self._status = StatusWriter(world, events=silent)  # type: ignore[arg-type]
+        silent: Any = SimpleNamespace(record=lambda *_, **__: None)
+        client: Any = _Client(world, self.store)
+        self._status = StatusWriter(client, events=silent)
         context: Any = SimpleNamespace(
-            client=world,
+            client=client,
             stores=SimpleNamespace(control_planes=self.store),
             queues=SimpleNamespace(control_planes=SimpleNamespace(add=lambda _: None)),
             status=self._status,

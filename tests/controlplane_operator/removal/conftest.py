@@ -10,7 +10,7 @@ import pytest
 from typing_extensions import override
 
 from kplane.api import ControlPlane, ControlPlaneClass, DeletionPolicy, ResourceModel
-from kplane.api.names import CONTROL_PLANE_LABEL, FINALIZER, controllers_secret_name, kubeconfig_secret_name
+from kplane.api.names import FINALIZER, controllers_secret_name, kubeconfig_secret_name
 from kplane.controlplane_operator.backends.base import Movable, Provision
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
@@ -28,7 +28,7 @@ from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.addresses import etcd_address
 from kplane.controlplane_operator.watch.queues import Queues
-from kplane.controlplane_operator.watch.stores import LABEL_SELECTORS, Stores
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.data import Usage
 from kplane.embedded.handle import Handle
 from kplane.pki.authorities import TenantAuthorities
@@ -36,6 +36,7 @@ from kplane.provider import Client, ClusterConfig, NotFound, Resource, Result
 from kplane.provider.client.resources import NAMESPACES, SECRETS
 from kplane.provider.errors import Forbidden
 from kplane.workloads import ProcessRuntime
+from tests.controlplane_operator.informing import list_again, store_writes
 
 _GROUP = "controlplane.kplane.dev"
 AUTHORITIES = "control-plane-authorities"
@@ -172,6 +173,7 @@ class Operator:
             access=Access(client, shared=Account("kplane-system", "mcm")),
             secrets=SecretAccess(client, stores=stores, namespace="kplane-system"),
         )
+        store_writes(client, stores)
         self.namespaces = ManagementNamespaces(self.context)
         self.keys = TenantKeys(self.context)
         self.data = data
@@ -190,10 +192,8 @@ class Operator:
 
     async def look(self, name: str) -> ControlPlane:
         """Refresh all stores and return the control plane; raise NotFound if it is gone."""
-        selectors = {**LABEL_SELECTORS, SECRETS: CONTROL_PLANE_LABEL}
-        for store in (*self.context.stores.watched(), self.context.stores.secrets):
-            listing = await self.context.client.list(store.resource, label_selector=selectors.get(store.resource))
-            store.replace(listing.items, resource_version=listing.resource_version)
+        stores = self.context.stores
+        await list_again(self.context.client, (*stores.in_all_namespaces(), stores.secrets))
         return ControlPlane.model_validate(await self.context.client.get(CONTROL_PLANES, name))
 
     async def make(self, name: str) -> TenantAuthorities:

@@ -51,7 +51,9 @@ class Cluster(Client):
             raise AlreadyExists(409, "AlreadyExists", f"{name} exists")
         self.version += 1
         metadata = {**manifest["metadata"], "uid": f"new-{name}", "resourceVersion": str(self.version)}
-        return {**manifest, "metadata": metadata}
+        created = {**manifest, "metadata": metadata}
+        self.stores.snapshots.apply(created)
+        return created
 
     async def delete(self, resource: Resource | str, name: Any, **_: Any) -> dict[str, Any]:
         self.deleted.append(name)

@@ -34,7 +34,9 @@ class Cluster(Client):
             raise AlreadyExists(409, "AlreadyExists", "it exists")
         self.version += 1
         metadata = {**manifest["metadata"], "uid": manifest["metadata"]["name"], "resourceVersion": str(self.version)}
-        return {**manifest, "metadata": metadata}
+        created = {**manifest, "metadata": metadata}
+        self.stores.snapshots.apply(created)
+        return created
 
     async def delete(self, resource: Resource, name: str, **_: Any) -> None:
         obj = self.stores.snapshots.get(("", name))
