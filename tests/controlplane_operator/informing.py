@@ -1,22 +1,35 @@
-"""Fills the stores of an operator as its informers do, without their tasks."""
+"""Fills the stores of an operator: with its informers, or as they do, without their tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import AsyncIterator, Iterable
 
 from kplane.controlplane_operator.watch.cache import MergedStore, Store, key_of
+from kplane.controlplane_operator.watch.informers import Informers, cache_scopes
 from kplane.controlplane_operator.watch.secrets import OWN, SecretWatches
-from kplane.controlplane_operator.watch.stores import LABEL_SELECTORS, Stores
-from kplane.provider import Client
-from kplane.provider.client.resources import SECRETS
+from kplane.controlplane_operator.watch.stores import BUNDLES, LABEL_SELECTORS, Stores
+from kplane.provider import Cache, Client
+from kplane.provider.cache.scope import scope_of
+from kplane.provider.client.resources import CONFIG_MAPS, SECRETS
 from kplane.provider.client.written import Written
 
-__all__ = ["list_again", "store_writes"]
+__all__ = ["informing", "list_again", "store_writes"]
+
+
+@contextlib.asynccontextmanager
+async def informing(client: Client, stores: Stores, *, namespace: str = "kplane-system") -> AsyncIterator[Informers]:
+    """Run the informers within the context, which begins before the stores have any object."""
+    cache = Cache(client, scope_of=lambda resource: scope_of(resource, cache_scopes(namespace)))
+    try:
+        yield Informers(cache, stores=stores)
+    finally:
+        await cache.aclose()
 
 
 def store_writes(client: Client, stores: Stores) -> None:
     """Put the answer to each write into the store of its kind. An object that a write removes leaves its store."""
-    mirrored = {store.resource: store for store in stores.in_all_namespaces()}
+    mirrored = {store.resource: store for store in stores.cached()}
 
     def observe(written: Written) -> None:
         store = mirrored.get(written.resource)
@@ -35,7 +48,7 @@ def store_writes(client: Client, stores: Stores) -> None:
 
 async def list_again(client: Client, stores: Iterable[Store]) -> None:
     """Fill the stores with the present objects, of Secrets with those of control planes, and remove all others."""
-    selectors = {**LABEL_SELECTORS, SECRETS: OWN}
+    selectors = {**LABEL_SELECTORS, SECRETS: OWN, CONFIG_MAPS: BUNDLES}
     for store in stores:
         listing = await client.list(store.resource, label_selector=selectors.get(store.resource))
         present = {key_of(obj): obj for obj in listing.items}

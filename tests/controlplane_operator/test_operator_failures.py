@@ -46,7 +46,7 @@ class Server:
         version = str(len(self.written) + 1)
         metadata = {**body["metadata"], "uid": "1", "generation": 3, "resourceVersion": version}
         stored = {"metadata": metadata, "spec": {}, "status": body["status"]}
-        next(store for store in self.stores.in_all_namespaces() if store.resource == resource).apply(stored)
+        next(store for store in self.stores.cached() if store.resource == resource).apply(stored)
         return stored
 
 

@@ -18,7 +18,7 @@ from kplane.controlplane_operator.app import run_operator
 from kplane.controlplane_operator.config import OperatorConfig
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.shared_etcd import health, versions
-from kplane.controlplane_operator.watch import feeds as resync
+from kplane.controlplane_operator.watch import informers
 from kplane.data.connection import Connection
 from kplane.embedded.handle import Handle
 from kplane.provider import Client, ClusterConfig, NotFound
@@ -55,9 +55,8 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 async def url(
     api_server: Handle, line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold_port: Callable[[], int]
 ) -> AsyncIterator[str]:
-    """URL of an operator behind the TCP proxy, with resync periods of seconds instead of minutes."""
-    monkeypatch.setattr(resync, "_PERIOD_SECONDS", 0.4)
-    monkeypatch.setattr(resync, "_STALE_SECONDS", 2.0)
+    """URL of an operator behind the TCP proxy, whose watches may fail for two seconds."""
+    monkeypatch.setattr(informers, "_STALE_SECONDS", 2.0)
     config = replace(ClusterConfig.load(api_server.operator_kubeconfig), server=f"https://127.0.0.1:{line.port}")
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(json.dumps(config.to_kubeconfig()))
@@ -92,7 +91,10 @@ async def test_readyz_fails_while_management_cluster_is_unreachable(url: str, li
     line.cut()
 
     def is_cut_off(answer: tuple[int, str]) -> bool:
-        parts = ("[-]caches the management cluster could not be listed since ", "[+]shared-etcd ok")
+        parts = (
+            "[-]caches the controlplanes of the management cluster could not be watched since ",
+            "[+]shared-etcd ok",
+        )
         return answer[0] == 503 and all(part in answer[1] for part in parts)
 
     await eventually(readyz, is_cut_off)

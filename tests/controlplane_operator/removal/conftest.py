@@ -193,7 +193,7 @@ class Operator:
     async def look(self, name: str) -> ControlPlane:
         """Refresh all stores and return the control plane; raise NotFound if it is gone."""
         stores = self.context.stores
-        await list_again(self.context.client, (*stores.in_all_namespaces(), stores.secrets))
+        await list_again(self.context.client, (*stores.cached(), stores.secrets))
         return ControlPlane.model_validate(await self.context.client.get(CONTROL_PLANES, name))
 
     async def make(self, name: str) -> TenantAuthorities:

@@ -23,10 +23,11 @@ from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.queues import Queues
-from kplane.controlplane_operator.watch.stores import LABEL_SELECTORS, Stores
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider.client.resources import CLUSTER_ROLES, PODS, SECRETS, SERVICE_ACCOUNTS, SERVICES, STATEFUL_SETS
 from kplane.workloads import Component, Scheduling
 from kplane.workloads.pods import Image, PodRuntime, PodSettings
+from tests.controlplane_operator.informing import list_again, store_writes
 
 pytestmark = pytest.mark.integration
 
@@ -53,6 +54,7 @@ class Dedicated:
             access=Access(client, shared=Account("kplane-system", "mcm")),
             secrets=SecretAccess(client, stores=stores, namespace="kplane-system"),
         )
+        store_writes(client, stores)
         identities = McmIdentities(client)
         self.reconciler = DedicatedMcmReconciler(
             self.context,
@@ -65,9 +67,7 @@ class Dedicated:
 
     async def look(self):
         """Reconcile the registration once. Returns the reason of its condition DedicatedReady."""
-        for store in self.context.stores.watched():
-            listing = await self.client.list(store.resource, label_selector=LABEL_SELECTORS.get(store.resource))
-            store.replace(listing.items, resource_version=listing.resource_version)
+        await list_again(self.client, self.context.stores.cached())
         await self.reconciler.reconcile(("", self.name))
         status = (await self.client.get(CONTROL_PLANE_REGISTRATIONS, self.name))["status"]
         return next(
