@@ -74,6 +74,8 @@ class World:
     def __init__(self) -> None:
         self.cluster = FakeCluster("management")
         self.client = self.cluster.make_client()
+        self.user = self.cluster.make_client()
+        """Client of users, whose writes reach the caches by `watch`."""
         self.clock: Callable[[], datetime] = lambda: datetime.now(UTC)
         self.begin()
 
@@ -106,7 +108,7 @@ class World:
     async def replace(self, data: Mapping[str, bytes | None], *, seen: bool = True) -> None:
         """Change entries of the Secret, as a user does."""
         encoded = {k: base64.b64encode(v).decode() if v is not None else None for k, v in data.items()}
-        await self.client.patch(SECRETS, AUTHORITIES_SECRET, {"data": encoded}, namespace=NAMESPACE)
+        await self.user.patch(SECRETS, AUTHORITIES_SECRET, {"data": encoded}, namespace=NAMESPACE)
         if seen:
             await self.watch()
 
@@ -120,7 +122,7 @@ class World:
     async def forget(self, value: str | None = None) -> None:
         """Remove or change the record, as a user does."""
         body = {"metadata": {"annotations": {KEY_FINGERPRINTS_ANNOTATION: value}}}
-        await self.client.patch(NAMESPACES, NAMESPACE, body)
+        await self.user.patch(NAMESPACES, NAMESPACE, body)
         await self.watch()
 
     async def refused(self) -> str:
@@ -135,13 +137,14 @@ class World:
 async def worlds() -> AsyncIterator[World]:
     world = World()
     metadata = {"name": NAMESPACE, "labels": {CONTROL_PLANE_LABEL: "acme"}, "annotations": {UID_ANNOTATION: "1"}}
-    await world.client.create(NAMESPACES, {"metadata": metadata})
-    await world.client.create(NAMESPACES, {"metadata": {"name": "kplane-system"}})
+    await world.user.create(NAMESPACES, {"metadata": metadata})
+    await world.user.create(NAMESPACES, {"metadata": {"name": "kplane-system"}})
     await world.watch()
     try:
         yield world
     finally:
         await world.client.aclose()
+        await world.user.aclose()
 
 
 @pytest.fixture
@@ -199,7 +202,7 @@ async def test_keys_are_recorded_before_their_secret_exists() -> None:
         assert await world.record() is not None
         # The operator dies here. Another user creates the Secret before the next operator starts.
         metadata = {"name": AUTHORITIES_SECRET, "namespace": NAMESPACE, "annotations": {UID_ANNOTATION: "1"}}
-        await world.client.create(SECRETS, {"metadata": {**metadata, "labels": {CONTROL_PLANE_LABEL: "acme"}}})
+        await world.user.create(SECRETS, {"metadata": {**metadata, "labels": {CONTROL_PLANE_LABEL: "acme"}}})
         await world.restore(others())
         world.begin()
         await world.watch()
@@ -230,7 +233,7 @@ async def test_restored_keys_are_recorded_before_their_secret_exists() -> None:
 async def test_existing_secret_missing_in_cache_is_kept_and_recorded(*, restores: bool) -> None:
     async with worlds() as world:
         metadata = {"name": AUTHORITIES_SECRET, "namespace": NAMESPACE, "annotations": {UID_ANNOTATION: "1"}}
-        await world.client.create(SECRETS, {"metadata": {**metadata, "labels": {CONTROL_PLANE_LABEL: "acme"}}})
+        await world.user.create(SECRETS, {"metadata": {**metadata, "labels": {CONTROL_PLANE_LABEL: "acme"}}})
         await world.replace(others(), seen=False)
         data = await world.secret()
         if restores:
@@ -401,7 +404,7 @@ def _interrupted(kind: Any, *, takes_effect: bool, ends: bool) -> Step:
             await step(world)
         # Use up the fault, so that no write of a later step fails.
         with contextlib.suppress(ProviderError):
-            await world.client.patch(kind, "none", {}, namespace=NAMESPACE if kind is SECRETS else None)
+            await world.user.patch(kind, "none", {}, namespace=NAMESPACE if kind is SECRETS else None)
         if ends:
             world.begin()
             await world.watch()
@@ -470,16 +473,16 @@ async def test_rotation_does_not_advance_with_unrecorded_keys(world: World) -> N
 
 
 async def test_recreated_namespace_has_record_and_refuses_other_keys(world: World) -> None:
-    namespace = await world.client.get(NAMESPACES, NAMESPACE)
+    namespace = await world.user.get(NAMESPACES, NAMESPACE)
     fingerprints = settled_fingerprints(namespace)
     former = acme()
     status = former.status.model_copy(
         update={"namespace_uid": namespace["metadata"]["uid"], "key_fingerprints": fingerprints}
     )
     keys = await world.secret()
-    await world.client.patch(SECRETS, AUTHORITIES_SECRET, {"metadata": {"finalizers": None}}, namespace=NAMESPACE)
-    await world.client.delete(SECRETS, AUTHORITIES_SECRET, namespace=NAMESPACE)
-    await world.client.delete(NAMESPACES, NAMESPACE)
+    await world.user.patch(SECRETS, AUTHORITIES_SECRET, {"metadata": {"finalizers": None}}, namespace=NAMESPACE)
+    await world.user.delete(SECRETS, AUTHORITIES_SECRET, namespace=NAMESPACE)
+    await world.user.delete(NAMESPACES, NAMESPACE)
     await world.watch()
 
     async def no_take_over(_: ControlPlane, *, former: str) -> None:
@@ -490,9 +493,9 @@ async def test_recreated_namespace_has_record_and_refuses_other_keys(world: Worl
 
     control_plane = former.model_copy(update={"status": status})
     await ManagementNamespaces(world.context).ensure(control_plane, take_over=no_take_over, volume=no_volume)
-    assert settled_fingerprints(await world.client.get(NAMESPACES, NAMESPACE)) == fingerprints
+    assert settled_fingerprints(await world.user.get(NAMESPACES, NAMESPACE)) == fingerprints
     # A user restores the Secret, first from a wrong backup.
-    await world.client.create(
+    await world.user.create(
         SECRETS,
         {
             "metadata": {

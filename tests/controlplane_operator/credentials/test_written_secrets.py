@@ -128,6 +128,8 @@ async def test_existing_secret_missing_in_cache_is_overwritten(world: World, odd
 
 async def test_secret_deleted_since_last_write_is_created_again(world: World) -> None:
     await world.write({"server": b"a"})
-    await world.client.delete(SECRETS, "one", namespace=world.namespace)
+    # The cache observes the writes of the operator's client, and no others.
+    async with Client(world.client.config, field_manager="kubectl-edit") as user:
+        await user.delete(SECRETS, "one", namespace=world.namespace)
     await world.write({"server": b"c"})
     assert data_of(await world.stored()) == {"server": b"c"}

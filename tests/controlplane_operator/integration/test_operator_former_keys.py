@@ -38,7 +38,9 @@ async def unprotect(client: Client) -> None:
 
 
 async def test_deleted_keys_in_a_stale_cache_are_not_reused(api_server: Handle) -> None:
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
+    config = ClusterConfig.load(api_server.admin_kubeconfig)
+    # The cache observes the writes of the operator's client, so a user has another client.
+    async with Client(config, field_manager="kplane") as client, Client(config, field_manager="user") as user:
         events = Events(client)
         stores = Stores()
         context = OperatorContext(
@@ -56,12 +58,13 @@ async def test_deleted_keys_in_a_stale_cache_are_not_reused(api_server: Handle) 
             former = await keys.authorities(control_plane("former"), has_data=no_data)
 
             # The Secret is gone, and the cache has not observed the deletion.
-            await unprotect(client)
+            await unprotect(user)
             with contextlib.suppress(NotFound):  # the garbage collector may have been first
-                await client.delete(SECRETS, "control-plane-authorities", namespace=_NAMESPACE)
+                await user.delete(SECRETS, "control-plane-authorities", namespace=_NAMESPACE)
+            assert stores.secrets.of_namespace(_NAMESPACE)
             anew = await keys.authorities(control_plane("anew"), has_data=no_data)
             assert anew.client.certificate != former.client.certificate
             assert anew.service_account_key != former.service_account_key
         finally:
-            await unprotect(client)
+            await unprotect(user)
             await client.delete(NAMESPACES, _NAMESPACE)
