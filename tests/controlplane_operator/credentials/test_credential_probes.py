@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.controlplanes import credential_probes
 from kplane.controlplane_operator.controlplanes.credential_probes import CredentialProbes, ProbedCredentials
 from kplane.controlplane_operator.hibernation.host_name_use import HostNameUse
 from kplane.controlplane_operator.tenant.bootstrap import (
@@ -22,6 +23,7 @@ from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
 from kplane.pki.issuing import Identity
 from kplane.provider import ClusterConfig, Unreachable
+from kplane.provider.client.admission import Guard
 
 _KEY = ("", "acme")
 
@@ -39,6 +41,9 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answer: str | Exception | None = None
         self.asked = 0
+        self.guards: tuple[Guard, ...] | None = ()
+        self.guard_reads = 0
+        self.clock = 0.0
         self.said: list[str] = []
         self.stores, self.queues = Stores(), Queues()
         events = SimpleNamespace(record=lambda _, *, message, **__: self.said.append(message))
@@ -61,7 +66,13 @@ class World:
                 raise self.answer
             return self.answer
 
+        async def read_guards(_: object) -> tuple[Guard, ...] | None:
+            self.guard_reads += 1
+            return self.guards
+
         monkeypatch.setattr(ProbedCredentials, "refusal", refusal)
+        monkeypatch.setattr(credential_probes, "lease_guards", read_guards)
+        monkeypatch.setattr(credential_probes, "time", SimpleNamespace(monotonic=lambda: self.clock))
         self.store()
 
     def store(self, *, uid: str = "1", status: dict[str, Any] | None = None, **metadata: Any) -> None:
@@ -139,3 +150,31 @@ async def test_probe_of_replaced_credentials_does_not_wake_reconciler(
     world.probes.follow(_KEY, world.probed)
     assert await world.probe()
     assert world.woken == 0
+
+
+async def test_probe_reads_lease_guards_every_30_s_and_wakes_on_change(world: World) -> None:
+    world.probes.follow(_KEY, world.probed)
+    for clock, guards, woken, reads in (
+        (0.0, (), 0, 1),
+        (20.0, (Guard(webhook="a"),), 0, 1),
+        (40.0, (Guard(webhook="a"),), 1, 2),
+        (80.0, (Guard(webhook="a"),), 0, 3),
+        (120.0, None, 0, 4),  # the API server did not answer
+        (121.0, (), 1, 5),
+    ):
+        world.clock, world.guards = clock, guards
+        assert await world.probe()
+        assert (world.woken, world.guard_reads) == (woken, reads)
+        if woken:
+            world.queues.control_planes.done(world.queues.control_planes.take())
+    assert world.probes.lease_guards("1") == ()
+    world.probes.stop(_KEY)
+    assert world.probes.lease_guards("1") is None
+
+
+async def test_probe_compares_lease_guards_with_those_of_reconciler(world: World) -> None:
+    world.guards = (Guard(webhook="a"),)
+    world.probes.follow(_KEY, world.probed, guards=world.guards)
+    world.clock = 40.0
+    assert await world.probe()
+    assert (world.woken, world.guard_reads) == (0, 1)

@@ -19,6 +19,7 @@ from kplane.controlplane_operator.controlplanes.credentials import CredentialIss
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.hibernation.host_name_use import HostNameUse
 from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
+from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
 from kplane.pki.issuing import Identity, issue_certificate, sign_token
 from kplane.pki.primitives import create_authority, create_signing_key
@@ -135,4 +136,50 @@ async def test_slow_webhook_leaves_wake_incomplete_if_write_was_sent(
             await renewal
         assert raised.value.reason.transient
         assert raised.value.guards == ()
+    await tenant.aclose()
+
+
+async def test_ensure_reads_lease_guards_again_once_spec_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan of a move is requested by a change of the spec, and names the webhooks that the move would meet."""
+
+    async def bootstrap(*_: object, **__: object) -> None: ...
+
+    async def version(*_: object) -> str:
+        return "v1.36.3"
+
+    async def identified(_: str) -> None: ...
+
+    def control_plane(generation: int) -> ControlPlane:
+        ready = {"type": "Ready", "status": "True", "reason": "Reconciled", "message": ""}
+        conditions = [{**ready, "lastTransitionTime": "2026-11-26T01:00:00Z"}]
+        status = {"endpoint": "https://127.0.0.1:1", "clusterUid": "c", "version": "v1.36.3", "observedGeneration": 1}
+        metadata = {"name": "acme", "uid": "u", "generation": generation}
+        status = {**status, "conditions": conditions}
+        return ControlPlane.model_validate({"metadata": metadata, "spec": {}, "status": status})
+
+    tenant, identities = FakeCluster("tenant"), (certified(), signed())
+    await tenant.client.apply(NAMESPACES, {"metadata": {"name": "kube-system"}}, force=True)
+    context = cast("OperatorContext", SimpleNamespace(stores=Stores(), queues=Queues(), connections=None, gateway=None))
+    issuer = CredentialIssuer(context, probes=CredentialProbes(context, use=HostNameUse(context)))
+    monkeypatch.setattr(f"{CredentialIssuer.__module__}.bootstrap", bootstrap)
+    monkeypatch.setattr(issuer, "_client", lambda _: contextlib.nullcontext(tenant.client))
+    monkeypatch.setattr(issuer, "_version", version)
+    monkeypatch.setattr(issuer, "_reusable", lambda *_, **__: identities)
+    url = "https://127.0.0.1:1"
+    provision = Provision(Addresses(url, url, url), administrator=ClusterConfig(url), authorities=None)
+
+    async def guards(generation: int) -> list[str] | None:
+        issued = await issuer.ensure(
+            control_plane(generation), provision=provision, auth=AuthSpec(), identified=identified
+        )
+        return [guard.webhook for guard in issued.lease_guards] if issued.lease_guards is not None else None
+
+    assert await guards(1) == []
+    rule = {"apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*/*"], "operations": ["*"]}
+    webhook = {"name": "slow.example.com", "rules": [rule], "failurePolicy": "Ignore", "timeoutSeconds": 10}
+    await tenant.client.create(VALIDATING_WEBHOOK_CONFIGURATIONS, {"metadata": {"name": "slow"}, "webhooks": [webhook]})
+    # The inside is verified, so a pass for another reason does not read the webhooks again.
+    assert await guards(1) == []
+    assert await guards(2) == ["slow.example.com"]
+    assert await guards(1) == ["slow.example.com"]
     await tenant.aclose()

@@ -120,6 +120,24 @@ async def test_failing_webhook_is_named_and_deleted_by_annotation(field: Any, mo
     await delete(field, name)
 
 
+async def test_plan_of_a_move_names_webhooks_on_leases_at_once(field: Any) -> None:
+    """The inside is verified for minutes, so a new webhook would else be named long after the plan."""
+    name = "planned-guards"
+    await field.create("ControlPlane", name, deletionPolicy="Destroy")
+    await field.becomes("ControlPlane", name, "Reconciled")
+    await deny_all(field, await field.tenant(name))
+    spec = {"mode": "Dedicated", "migration": {"plan": True}}
+    patched = await field.client.patch(CONTROL_PLANES, name, {"spec": spec})
+    generation = patched["metadata"]["generation"]
+    planned = await field.eventually(
+        lambda: field.get("ControlPlane", name),
+        lambda found: found["status"].get("observedGeneration") == generation,
+    )
+    assert reason_of(planned, "LeasesUnguarded") == "WebhooksOnLeases"
+    await names_deletion(field, name)
+    await delete(field, name)
+
+
 async def test_owner_can_delete_a_failing_webhook_on_all_resources(field: Any) -> None:
     """Kubernetes never calls webhooks for writes of webhook configurations, despite matching rules."""
     await field.create("ControlPlane", "self-made", deletionPolicy="Destroy")

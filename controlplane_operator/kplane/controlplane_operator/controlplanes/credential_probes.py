@@ -1,7 +1,7 @@
 """Probes of the published credentials of awake control planes, and repairs if an API server refuses them.
 
-The same probe observes the heartbeats of instances (`registrations/heartbeats.py`) and the use of control planes with a
-host name (`hibernation/host_name_use.py`).
+The same probe observes the heartbeats of instances (`registrations/heartbeats.py`), the use of control planes with a
+host name (`hibernation/host_name_use.py`), and the webhooks on the Leases of controllers (`tenant/admission.py`).
 
 A user inside a control plane may delete the ServiceAccount or the ClusterRoleBinding of a published kubeconfig. The
 kubeconfig is useless from then on. A probe costs one request for each of the two identities.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,12 +23,14 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.hibernation.host_name_use import HostNameUse, UseUnknown, is_counted
 from kplane.controlplane_operator.registrations.heartbeats import InstanceHeartbeats
 from kplane.controlplane_operator.status.partial import as_recorded
+from kplane.controlplane_operator.tenant.admission import lease_guards
 from kplane.controlplane_operator.tenant.bootstrap import CONTROLLERS_ROLE, Binding
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.watch.cache import Key, Object
 from kplane.controlplane_operator.watch.event_routing import is_hibernated
 from kplane.pki.issuing import Identity
 from kplane.provider import Client, ClusterConfig, NotFound, ProviderError, Result
+from kplane.provider.client.admission import Guard
 from kplane.provider.client.connections import Connections
 from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES
 from kplane.provider.errors import Forbidden, Unauthorized
@@ -41,6 +44,8 @@ _PERIOD_SECONDS: Final = 20.0
 they remember successful authentication (TokenSuccessCacheTTL of pkg/kubeapiserver/authenticator)."""
 _SHORTEST: Final = 0.75
 """Minimum interval as a share of the period, so that probes of control planes spread out."""
+_GUARDS_SECONDS: Final = 30.0
+"""Minimum time between two reads of the webhooks on Leases. A read is two lists."""
 _KEPT_AT_MOST: Final = 200
 """Number of probed control planes above which connections close after each probe. That saves 0.3 MiB and costs 8 ms
 each."""
@@ -126,8 +131,8 @@ class CredentialProbes:
 
     Sleeping or paused control planes are not probed.
 
-    A refusal wakes the control plane's reconciler, which repairs the inside. An API server that does not answer has no
-    effect here.
+    A refusal wakes the control plane's reconciler, which repairs the inside. Other webhooks on Leases wake it as well,
+    for condition LeasesUnguarded. An API server that does not answer has no effect here.
     """
 
     def __init__(self, context: OperatorContext, *, use: HostNameUse) -> None:
@@ -138,10 +143,17 @@ class CredentialProbes:
         self._refusals: dict[str, str] = {}
         """By uid of the control plane, the reason why its API server refuses the published credentials, until a
         repair."""
+        self._guards: dict[str, tuple[tuple[Guard, ...], float]] = {}
+        """By uid of the control plane, the webhooks on Leases, and the monotonic time at which they were read."""
 
-    def follow(self, key: Key, probed: ProbedCredentials) -> None:
-        """Probe these credentials, which were just verified, instead of the previous credentials."""
+    def follow(self, key: Key, probed: ProbedCredentials, *, guards: tuple[Guard, ...] | None = None) -> None:
+        """Probe these credentials, which were just verified, instead of the previous credentials.
+
+        `guards` are the webhooks on Leases that were just read; None if they were not read.
+        """
         self._refusals.pop(probed.uid, None)
+        if guards is not None and guards != self.lease_guards(probed.uid):
+            self._guards[probed.uid] = guards, time.monotonic()
         self._probed[key] = probed
         self._context.queues.probes.add_after(key, _delay())
 
@@ -150,12 +162,18 @@ class CredentialProbes:
         probed = self._probed.pop(key, None)
         if probed is not None:
             self._refusals.pop(probed.uid, None)
+            self._guards.pop(probed.uid, None)
             self._heartbeats.forget(probed.uid)
             self._use.forget(probed.uid)
 
     def refusal(self, uid: str) -> str | None:
         """Return why the last probe of the control plane was refused; None if it was accepted."""
         return self._refusals.get(uid)
+
+    def lease_guards(self, uid: str) -> tuple[Guard, ...] | None:
+        """Return the webhooks on the Leases of controllers at their last read; None if they were not read yet."""
+        guards = self._guards.get(uid)
+        return guards[0] if guards is not None else None
 
     async def reconcile(self, key: Key) -> Result | None:
         """Probe the control plane of this key. Returns when to probe again; None if it is no longer probed."""
@@ -172,6 +190,7 @@ class CredentialProbes:
                     async with probed.reader(self._connections()) as client:
                         await self._heartbeats.observe(probed.uid, client)
                 await self._observe_use(as_recorded(control_plane))
+                await self._observe_guards(key, probed)
         except (ProviderError, UseUnknown) as error:
             # The API server starts, ends or fails. Its own checks report that, so the probe does not.
             _log.debug("failed to probe the published credentials: %s", error)
@@ -190,6 +209,22 @@ class CredentialProbes:
         control_plane_class = class_in_force(control_plane, classes=self._context.stores.classes).chosen
         if is_counted(control_plane, chosen=control_plane_class, gateway=self._context.gateway):
             await self._use.observe(control_plane)
+
+    async def _observe_guards(self, key: Key, probed: ProbedCredentials) -> None:
+        """Read the webhooks on Leases if the last read is old, and wake the reconciler if they have changed.
+
+        The operator's own administrator reads them: a read by the published one counts as use of the control plane.
+        """
+        known, read_at = self._guards.get(probed.uid, ((), -_GUARDS_SECONDS))
+        if time.monotonic() - read_at < _GUARDS_SECONDS:
+            return
+        async with tenant_client(probed.administrator, connections=self._connections()) as client:
+            guards = await lease_guards(client)
+        if guards is None or self._probed.get(key) != probed:
+            return
+        self._guards[probed.uid] = guards, time.monotonic()
+        if guards != known:
+            self._context.queues.control_planes.add(key)
 
     def _connections(self) -> Connections:
         """Return the connections for a probe: kept between probes, unless that would take too much memory."""

@@ -135,8 +135,11 @@ class CredentialIssuer:
         refused = self._probes.refusal(uid) is not None
         verified = ready and not refused and self._is_verified(uid, fingerprint, refusals)
         if verified and admin and controllers and version:
-            issued = Credentials(admin, controllers, version)
-            self._probes.follow(_key(control_plane), self._probed(control_plane, provision, issued, auth=auth))
+            # A probe may be 30 s old. A changed spec may request the plan of a move, which names present webhooks.
+            changed = control_plane.status.observed_generation != control_plane.metadata.generation
+            guards = await self._lease_guards(provision) if changed else self._probes.lease_guards(uid)
+            issued = Credentials(admin, controllers, version, lease_guards=guards)
+            self._follow(control_plane, provision, issued, auth=auth)
             return issued
         try:
             issued = await self._set_up(
@@ -156,8 +159,23 @@ class CredentialIssuer:
             raise ConditionError(reason, str(error)) from error
         if issued.incomplete is None:
             self._verified[uid] = fingerprint, time.monotonic() + jittered(_VERIFIED_SECONDS) * 0.75, refusals
-            self._probes.follow(_key(control_plane), probed)
+            self._follow(control_plane, provision, issued, auth=auth)
         return issued
+
+    def _follow(
+        self, control_plane: ControlPlane, provision: Provision, issued: Credentials, *, auth: AuthSpec
+    ) -> None:
+        """Have the credentials probed from now on, and the webhooks on Leases compared with those just read."""
+        probed = self._probed(control_plane, provision, issued, auth=auth)
+        self._probes.follow(_key(control_plane), probed, guards=issued.lease_guards)
+
+    async def _lease_guards(self, provision: Provision) -> tuple[Guard, ...] | None:
+        """Return the webhooks on Leases as `lease_guards` does."""
+        try:
+            async with self._client(provision.administrator) as client:
+                return await lease_guards(client)
+        except ProviderError:  # these credentials are not valid for a client
+            return None
 
     async def _explain(self, error: ProviderError, provision: Provision) -> ConditionError:
         """Return the reason why the inside cannot be set up; names the webhook of the tenant that caused it, if any."""
