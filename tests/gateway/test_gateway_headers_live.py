@@ -213,10 +213,14 @@ async def test_discovery_document_has_jwks_uri_of_gateway(ask: Ask, certificate:
     ("path", "code", "said"),
     [
         ("/api/v1/namespaces", 404, "paths begin with /clusters/NAME/control-plane; your client may drop the path"),
-        (
-            "/clusters/one/control-plane//api",
-            400,
-            "has // after /clusters/NAME/control-plane; remove the slash at the end",
+        *(
+            (path, 400, "has // before, in or after /clusters/NAME/control-plane; remove the additional slash")
+            for path in (
+                "/clusters/one/control-plane//api",
+                "//clusters/one/control-plane/api",
+                "/clusters//one/control-plane/api",
+                "/clusters/one//control-plane/api",
+            )
         ),
         ("/clusters/one/control-plane/../api", 400, "dot segments"),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kplane.gateway.envoy.requests import CHANGES, GROWS, changes
+from kplane.gateway.envoy.requests import CHANGES, DOUBLE_SLASH, GROWS, changes
 
 MERGE, APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
 
@@ -106,3 +106,22 @@ def test_other_write_matches_changes_and_grows(headers: dict[str, str]) -> None:
     assert holds(CHANGES, headers)
     assert holds(GROWS, headers)
     assert changes(headers[":method"], headers[":path"])
+
+
+@pytest.mark.parametrize(
+    ("path", "doubled"),
+    [
+        ("/clusters/one/control-plane//api", True),
+        ("//clusters/one/control-plane/api", True),
+        ("///clusters/one/control-plane/api", True),
+        ("/clusters//one/control-plane/api", True),
+        ("/clusters/one//control-plane/api", True),
+        ("/clusters/one/control-plane/api//v1", False),
+        ("/clusters/one/control-plane/api?a=//", False),
+        ("/clusters/one?a=//clusters/", False),
+        ("//api/v1/namespaces", False),
+        ("/api//clusters/one", False),
+    ],
+)
+def test_double_slash_matches_only_in_prefix_of_control_plane(path: str, *, doubled: bool) -> None:
+    assert (re.fullmatch(DOUBLE_SLASH, path) is not None) is doubled

@@ -29,8 +29,11 @@ __all__ = [
 
 READS: Final = "GET|HEAD|OPTIONS"
 """Methods of requests that change no data."""
-DOUBLE_SLASH: Final = "/clusters/[^/?]*/control-plane//.*"
-"""Paths of clients that join a path to a server URL with a slash at its end."""
+DOUBLE_SLASH: Final = "/(?:/+clusters/|clusters/(?:/|[^/?]+/(?:/|control-plane//))).*"
+"""Paths with two slashes before, in or after `/clusters/NAME/control-plane`.
+
+Such a client joins a path to a URL with a slash at its end.
+"""
 _NAME: Final = "[^/?]+"
 _BEGINNING: Final = "/clusters/[-a-z0-9]+/control-plane"
 _END: Final = r"(?:[?].*)?"

@@ -49,8 +49,9 @@ from kplane.gateway.routes import Route
 __all__ = ["AMBIGUOUS_PATH", "TENANT_PATH", "routing", "tenant_of"]
 
 AMBIGUOUS_PATH: Final = r"[^?]*(?:\\|%00|%2[fF]|%5[cC]|/(?:\.|%2[eE]){1,2}(?:[/?]|$)).*|" + DOUBLE_SLASH
-"""Paths with dot segments, escaped slashes, backslashes or NUL, and paths of control planes with two slashes at the
-start. The pattern is a regular expression of Envoy (RE2), which matches the whole text. It does not restrict the query.
+"""Paths with dot segments, escaped slashes, backslashes or NUL, and paths of control planes with two slashes in their
+prefix. The pattern is a regular expression of Envoy (RE2), which matches the whole text. It does not restrict the
+query.
 """
 
 TENANT_PATH: Final = r"/clusters/[-a-z0-9]+/control-plane(?:[/?].*)?"
