@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
 import pytest
 
-from kplane.provider import Client, ClusterConfig, Conflict, Manager, ProviderError
+from kplane.provider import Client, ClusterConfig, Conflict, Manager, ProviderError, Request, Result, controller
 from kplane.provider.client.agent import user_agent
-from kplane.provider.client.resources import CONFIG_MAPS
+from kplane.provider.client.resources import CONFIG_MAPS, PODS
+from kplane.provider.cluster.cluster import Wiring
+from kplane.provider.controllers.sources import Channel
 from kplane.provider.errors import FieldConflict, api_error
+from kplane.provider.objects import (
+    add_finalizer,
+    apply_owned,
+    create_or_update,
+    or_none,
+    remove_finalizer,
+    update_status,
+)
 from kplane.provider.providers.clusters import ClustersProvider
-from kplane.provider.testing import FakeCluster
+from kplane.provider.testing import FakeCluster, SteeredLoop
 
 BODY = {"metadata": {"name": "m", "namespace": "default"}}
+
+MAP = {"apiVersion": "v1", "kind": "ConfigMap", **BODY, "data": {"z": "0"}}
 
 
 def body(**data):
     return BODY | {"data": data}
 
 
-async def managers(cluster):
-    found = await cluster.client.request("GET", CONFIG_MAPS.path("m", namespace="default"))
+async def managers(cluster, resource=CONFIG_MAPS, name="m"):
+    found = await cluster.client.request("GET", resource.path(name, namespace="default"))
     return {(entry["manager"], entry["operation"]) for entry in found["metadata"]["managedFields"]}
 
 
@@ -83,11 +98,11 @@ async def test_clusters_of_a_manager_write_under_its_name(eventually):
         assert await managers(cluster) == {("shop", "Apply"), ("shop", "Update")}
 
 
-@pytest.mark.parametrize("write", ["create", "replace", "patch", "json_patch"])
+@pytest.mark.parametrize("write", ["create", "replace", "patch", "json_patch", "apply"])
 async def test_each_write_accepts_a_field_manager(write):
     cluster = FakeCluster("a")
     async with cluster.client as client:
-        if write != "create":
+        if write not in {"create", "apply"}:
             await client.create(CONFIG_MAPS, body(a="1"))
         calls = {
             "create": lambda: client.create(CONFIG_MAPS, body(a="1"), field_manager="other"),
@@ -103,8 +118,97 @@ async def test_each_write_accepts_a_field_manager(write):
                 field_manager="other",
             ),
         }
+        calls["apply"] = lambda: client.apply(CONFIG_MAPS, body(a="2"), field_manager="other")
         await calls[write]()
-        assert ("other", "Update") in await managers(cluster)
+        assert ("other", "Apply" if write == "apply" else "Update") in await managers(cluster)
+
+
+@pytest.mark.parametrize(
+    ("helper", "operation"),
+    [
+        ("create_or_update creates", "Update"),
+        ("create_or_update updates", "Update"),
+        ("update_status", "Update"),
+        ("add_finalizer", "Update"),
+        ("apply_owned", "Apply"),
+    ],
+)
+async def test_each_helper_accepts_a_field_manager(helper, operation):
+    cluster, other = FakeCluster("a"), {"field_manager": "other"}
+    cluster.wire(Wiring(field_manager="shop"))
+    resource, name = (PODS, "p") if helper == "update_status" else (CONFIG_MAPS, "m")
+    async with cluster.client as client:
+        if helper == "create_or_update creates":
+            await create_or_update(client, MAP, lambda found: found.update(data={"a": "1"}), **other)
+        elif helper == "create_or_update updates":
+            await client.create(CONFIG_MAPS, MAP)
+            await create_or_update(client, MAP, lambda found: found.update(data={"a": "1"}), **other)
+        elif helper == "update_status":
+            pod = {"metadata": {"name": "p", "namespace": "default"}, "spec": {"containers": [{"name": "c"}]}}
+            found = await client.create("v1/Pod", pod)
+            await update_status(client, found, lambda status: status.update(phase="Running"), **other)
+        elif helper == "add_finalizer":
+            await add_finalizer(client, await client.create(CONFIG_MAPS, MAP), "example.com/f", **other)
+        else:
+            owner = await client.create(CONFIG_MAPS, {"metadata": {"name": "owner", "namespace": "default"}})
+            await apply_owned(cluster, owner, [MAP | {"data": {"a": "1"}}], **other)
+        assert ("other", operation) in await managers(cluster, resource, name)
+    await cluster.aclose()
+
+
+async def test_remove_finalizer_accepts_a_field_manager(monkeypatch):
+    """The removal leaves no field that the manager owns, so only the call shows the manager."""
+    async with FakeCluster("a").client as client:
+        finalizers = {"metadata": MAP["metadata"] | {"finalizers": ["example.com/f"]}}
+        found = await client.create(CONFIG_MAPS, MAP | finalizers)
+        patch, calls = client.patch, []
+
+        async def recorded(*args, **options):
+            calls.append(options["field_manager"])
+            return await patch(*args, **options)
+
+        monkeypatch.setattr(client, "patch", recorded)
+        await remove_finalizer(client, found, "example.com/f", field_manager="other")
+        assert calls == ["other"]
+
+
+def test_two_programs_apply_keys_of_one_object_without_conflict():
+    """Under one common name, each program would take the key of the other away, and write for ever."""
+
+    async def scenario():
+        cluster, keys = FakeCluster("a"), {"one": "a", "two": "b"}
+        writes = []
+
+        async def program(stack, name):
+            provider = ClustersProvider()
+            manager = Manager(None, provider, name=name)
+
+            async def reconcile(request, cluster):
+                found = await or_none(cluster.cache.get(CONFIG_MAPS, "m", namespace="default"))
+                if (found or {}).get("data", {}).get(keys[name]) != "1":
+                    writes.append(name)
+                    await cluster.client.apply(CONFIG_MAPS, body(**{keys[name]: "1"}))
+                return Result(requeue_after_seconds=0.1)
+
+            start = Channel()
+            controller(manager).named(name).for_(CONFIG_MAPS).watches_raw(start).build(reconcile)
+            await stack.enter_async_context(manager)
+            # A description of the same cluster, with a client and cache of its own.
+            await provider.add(cluster.with_config(cluster.config))
+            start.put(Request("a", "default", "m"))
+
+        async with contextlib.AsyncExitStack() as stack:
+            for name in keys:
+                await program(stack, name)
+            await asyncio.sleep(10)
+            found = await cluster.client.get(CONFIG_MAPS, "m", namespace="default")
+            return sorted(writes), found["data"], await managers(cluster)
+
+    with asyncio.Runner(loop_factory=SteeredLoop) as runner:
+        writes, data, owners = runner.run(scenario())
+    assert writes == ["one", "two"]
+    assert data == {"a": "1", "b": "1"}
+    assert owners == {("one", "Apply"), ("two", "Apply")}
 
 
 async def test_apply_without_field_manager_is_refused_before_it_is_sent():
