@@ -45,7 +45,8 @@ async def open_provider(arguments: list[str], *, stack: AsyncExitStack) -> Provi
         case ["files", *directories]:
             return FileProvider(directories=directories)
         case ["registrations", kubeconfig, service]:
-            client = await stack.enter_async_context(Client(ClusterConfig.load(Path(kubeconfig))))
+            client = Client(ClusterConfig.load(Path(kubeconfig)), field_manager="configmaps")
+            await stack.enter_async_context(client)
             return RegistrationProvider(client, services=frozenset({service}))
         case _:
             sys.exit(__doc__)

@@ -38,7 +38,7 @@ async def main(stop: asyncio.Event) -> None:
         await cluster.client.apply("v1/ConfigMap", config_map, force=True)
         log.info("%s leads", name)
 
-    async with Client(config) as client:
+    async with Client(config, field_manager="leader-example") as client:
         lease = Lease(client, namespace="default", name="leader-example", identity=name)
         scopes = {"v1/Namespace": CacheScope(name="default")}
         manager = Manager(config, coordinator=Leader(Election(lease)), cache_scopes=scopes, name="leader-example")

@@ -37,7 +37,7 @@ def read_command_line() -> argparse.Namespace:
 async def main(stop: asyncio.Event) -> None:
     """Work until `stop` is set."""
     config = ClusterConfig.load(read_command_line().kubeconfig)
-    async with Client(config) as client:
+    async with Client(config, field_manager="nodes") as client:
         manager = Manager(config, ClusterApiProvider(client), name="nodes")
 
         async def reconcile(request: Request, cluster: Cluster) -> None:

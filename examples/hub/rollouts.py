@@ -26,7 +26,7 @@ LABEL: Final = "fleet.example.com/rollout"
 async def main(stop: asyncio.Event) -> None:
     """Work until `stop` is set."""
     config, namespace, peer = ClusterConfig.default(), sys.argv[1], sys.argv[2:]
-    async with Client(config) as client:
+    async with Client(config, field_manager="rollouts") as client:
         # The caches keep no ConfigMaps but the copies.
         scopes = {"v1/ConfigMap": CacheScope(label_selector=LABEL)}
         sharded = Sharded(client, namespace=namespace, identity=peer[0]) if peer else None

@@ -45,7 +45,7 @@ async def main(stop: asyncio.Event) -> None:
     """Work on this replica's part of the clusters until `stop` is set."""
     config = ClusterConfig.default()
     host = Cluster("host", config=config)
-    async with Client(config) as client:
+    async with Client(config, field_manager="sharded-example") as client:
         coordinator = Sharded(client, namespace=NAMESPACE, identity=REPLICA)
         provider = NamespaceProvider(host, label_selector="demo=fleet")
         manager = Manager(config, provider, name="sharded-example", coordinator=coordinator)

@@ -29,7 +29,7 @@ async def leader(client):
     await or_none(client.delete(LEASES, "leader-example", namespace="default"))
 
 
-async def test_process_takes_over_when_leader_is_killed(api_server, leader, running, eventually, tmp_path):
+async def test_process_takes_over_when_leader_is_killed(api_server, client, leader, running, eventually, tmp_path):
     kubeconfig = api_server.admin_kubeconfig
     with (tmp_path / "one.log").open("wb") as log:
         first = await asyncio.create_subprocess_exec(
@@ -39,6 +39,8 @@ async def test_process_takes_over_when_leader_is_killed(api_server, leader, runn
         )
     try:
         await eventually(leader, lambda name: name == "one")
+        lease = await client.request("GET", LEASES.path("leader-example", namespace="default"))
+        assert {entry["manager"] for entry in lease["metadata"]["managedFields"]} == {"leader-example"}
         async with running("leader.py", "two", KUBECONFIG=kubeconfig) as waiting:
             await eventually(lambda: "held by" in waiting.read_text())
             assert await leader() == "one"
