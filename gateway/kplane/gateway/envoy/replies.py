@@ -9,7 +9,7 @@ from kplane.gateway.envoy.credentials import of_unknown
 from kplane.gateway.envoy.messages import Message
 from kplane.gateway.envoy.metadata import LIMITED_BY, LONGEST_BODY, shown
 from kplane.gateway.envoy.names import CONNECTION_BUFFER, LIMITED_BY_HEADER
-from kplane.gateway.envoy.requests import DOUBLE_SLASH, READS
+from kplane.gateway.envoy.requests import DOUBLE_SLASH, PROXIED, READS
 
 __all__ = [
     "AUTHORIZER_FAILED",
@@ -150,6 +150,7 @@ def local_replies() -> Message:
             *_limits(),
             _mapper(_flags(*_NO_ROUTE), 404, UNKNOWN_PATH),
             # client-go repeats each request whose response has Retry-After, even if the request was executed already.
+            # Without a gateway, it repeats a GET after a lost connection, so reads deviate from 504 here.
             _mapper(_every(_flags(*_LOST), _reads()), UNAVAILABLE, "the API server of this control plane ended; retry"),
             _mapper(_flags(*_LOST), LOST, "the API server of this control plane ended; it may have made the change"),
             _mapper(_flags(*_UNAVAILABLE), 503, "the API server of this control plane does not answer; retry"),
@@ -219,12 +220,16 @@ def _code(code: int) -> Message:
 
 
 def _reads() -> Message:
-    """Return a filter for requests that a client may repeat, because they change no data."""
-    return _header_is(":method", READS)
+    """Return a filter for requests that a client may repeat, because they change no data.
+
+    Excludes requests that programs of the tenant handle, such as `pods/exec`: such a program may make changes.
+    """
+    return _every(_header_is(":method", READS), _header_is(":path", PROXIED, invert=True))
 
 
-def _header_is(name: str, regex: str) -> Message:
-    return {"header_filter": {"header": {"name": name, "string_match": {"safe_regex": {"regex": regex}}}}}
+def _header_is(name: str, regex: str, *, invert: bool = False) -> Message:
+    match = {"name": name, "string_match": {"safe_regex": {"regex": regex}}, "invert_match": invert}
+    return {"header_filter": {"header": match}}
 
 
 def _every(*filters: Message) -> Message:

@@ -18,6 +18,7 @@ __all__ = [
     "DOUBLE_SLASH",
     "ENDS_SOON",
     "GROWS",
+    "PROXIED",
     "READS",
     "STREAMS",
     "changes",
@@ -52,10 +53,16 @@ _UNCHANGING: Final = (
     f"){_END}"
 )
 
-_STREAMS: Final = (
-    f"{_IN_CORE_NAMESPACE}/(?:pods|services)/{_NAME}/(?:exec|attach|portforward|proxy|log)(?:[/?].*)?"
+_PROXIED: Final = (
+    f"{_IN_CORE_NAMESPACE}/(?:pods|services)/{_NAME}/(?:exec|attach|portforward|proxy)(?:[/?].*)?"
     f"|api/v1/nodes/{_NAME}/proxy(?:[/?].*)?"
 )
+PROXIED: Final = f"(?:{_BEGINNING})?/(?:{_PROXIED})"
+"""Paths of requests that a program of the tenant handles, which may make changes also after a GET. Also matches the
+path after the route has removed the prefix of the control plane.
+"""
+
+_STREAMS: Final = f"{_PROXIED}|{_IN_CORE_NAMESPACE}/pods/{_NAME}/log(?:[/?].*)?"
 STREAMS: Final = f"{_BEGINNING}/(?:{_STREAMS})"
 """Paths of streams to pods and nodes. Unlike a watch, such a stream cannot continue on another connection."""
 
