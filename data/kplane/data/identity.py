@@ -16,7 +16,7 @@ from kplane.data.client import Absent, Client, Condition, Put, Unchanged
 from kplane.data.errors import ConditionNotMet, DataLost, ValueUnreadable
 from kplane.data.uids import uid_of
 
-__all__ = ["ServedData", "identify", "identity_key", "identity_of", "set_identity"]
+__all__ = ["ServedData", "check_served", "identify", "identity_key", "identity_of", "set_identity"]
 
 _IDENTITIES: Final = b"/kplane.dev/identities"
 _LASTING: Final = b"namespaces/kube-system"
@@ -44,6 +44,14 @@ async def identity_of(client: Client, prefix: str) -> str | None:
     """Return the identity of the data of a prefix; None if the data have none. Raises DataError."""
     item = await client.get(identity_key(prefix))
     return item.value.decode(errors="replace") if item is not None else None
+
+
+async def check_served(client: Client, prefix: str, *, served: ServedData) -> None:
+    """Compare the data of a prefix with their record, and write nothing.
+
+    Raises DataLost if the data differ from the record, and DataError.
+    """
+    await _compare(client, prefix, served=served, found=await identity_of(client, prefix))
 
 
 async def identify(

@@ -11,12 +11,13 @@ from typing import Any, Final
 from kplane.api import ControlPlane, ControlPlaneMode
 from kplane.components.etcd import ETCD_PORTS, client_url
 from kplane.components.names import MOST_ETCD_MEMBERS, etcd_name
+from kplane.controlplane_operator.backends.served_data import served_data
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.credentials.store import TenantKeys
 from kplane.controlplane_operator.errors import BackupFailed
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
-from kplane.data import Client, Credentials, HeldCredentials, identity_of, owner_of
+from kplane.data import Client, Credentials, DataLost, HeldCredentials, check_served, owner_of
 from kplane.workloads import Phase, Runtime
 
 __all__ = ["DEDICATED_PREFIX", "Source", "Sources"]
@@ -52,8 +53,8 @@ class Sources:
     async def open(self, control_plane: ControlPlane) -> AsyncIterator[Source]:
         """Connect to the etcd, and read the keys.
 
-        Raises BackupFailed, and errors of the operator, of etcd and of the cluster. The keys
-        are read before and after the data and compared, because the keys in the header must decrypt the data.
+        Raises BackupFailed, also if the etcd lost the data, and errors of the operator, of etcd and of the cluster. The
+        keys are read before and after the data and compared, because the keys in the header must decrypt the data.
         """
         keys = await self._keys.exported(control_plane)
         if not keys:
@@ -61,9 +62,12 @@ class Sources:
         virtual = control_plane.home.mode is ControlPlaneMode.VIRTUAL
         opened = self._virtual(control_plane) if virtual else self._dedicated(control_plane)
         async with opened as (client, prefix):
-            expected = control_plane.status.data_identity
-            if expected is not None and await identity_of(client, prefix) != expected:
-                raise BackupFailed(f"the etcd does not have its data, of identity {expected}: see condition Ready")
+            # Data that were lost must not replace earlier snapshots, and no clone must begin with them.
+            if (served := served_data(control_plane)) is not None:
+                try:
+                    await check_served(client, prefix, served=served)
+                except DataLost as error:
+                    raise BackupFailed(f"the etcd does not have its data: {error}; see condition Ready") from error
             yield Source(client, prefix, _header(control_plane, keys=keys))
         if await self._keys.exported(control_plane) != keys:
             raise BackupFailed("the keys of the control plane changed while its data were read")
