@@ -98,9 +98,24 @@ async def test_stop_writes_error_names_replicas_and_changes_in_flight(in_flight:
         await cutter.stop_writes(control_plane, cast("Any", None), seconds=0.1)
 
 
-@pytest.mark.parametrize(("served", "followed"), [([41], True), ([41, 40], False), ([40], False), ([], False)])
-async def test_followed_is_true_if_every_replica_serves_the_secret(served: list[int], followed: bool) -> None:
-    leases = [lease() for _ in served]
+@pytest.mark.parametrize(
+    ("served", "expired", "followed"),
+    [
+        ([41], 0, True),
+        ([41, 40], 0, False),
+        ([40], 0, False),
+        ([], 0, False),
+        # The Envoy of a controller that hangs serves its last configuration after the Lease has expired.
+        ([41, 40], 1, False),
+        ([41, 41], 1, False),
+    ],
+)
+async def test_followed_is_true_if_every_replica_serves_the_secret(
+    served: list[int], expired: int, followed: bool
+) -> None:
+    """`expired` is the number of the last replicas whose Leases have expired."""
+    live = len(served) - expired
+    leases = [lease(age_seconds=1.0 if number < live else 60.0) for number in range(len(served))]
     for replica_lease, version in zip(leases, served, strict=True):
         replica_lease["metadata"]["annotations"][SERVED_ANNOTATION] = json.dumps({"secrets": str(version)})
 

@@ -27,7 +27,7 @@ from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider.client.resources import LEASES
 
-__all__ = ["Replica", "RouteConfirmation", "list_replicas"]
+__all__ = ["Replica", "RouteConfirmation", "list_known_replicas", "list_replicas"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ _DEADLINE: Final = timedelta(seconds=10)
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A live replica of the gateway: its Lease has not expired."""
+    """A replica of the gateway, as its Lease describes it."""
 
     name: str
     holds: Mapping[str, str]
@@ -50,6 +50,8 @@ class Replica:
     served: Mapping[str, int] | None
     """By kind, the resourceVersion up to which the replica serves objects. None while it starts, or if it does not
     report."""
+    expired: bool = False
+    """Whether the Lease has expired: the controller has stopped, but its Envoy may serve its last configuration."""
 
     def serves(self, wanted: Mapping[str, int]) -> bool:
         """Return whether the replica serves the state of objects at these resourceVersions."""
@@ -58,13 +60,17 @@ class Replica:
 
 
 async def list_replicas(context: OperatorContext, gateway: Gateway) -> list[Replica]:
-    """Return the live replicas of the gateway. Raises the errors of the client.
+    """Return the live replicas of the gateway, whose Leases have not expired. Raises the errors of the client.
 
-    If there is no live replica, Envoy may still serve its last configuration. The fence in etcd refuses writes that
-    pass a replica with an expired Lease.
+    The fence in etcd refuses writes that pass a replica with an expired Lease.
     """
+    return [replica for replica in await list_known_replicas(context, gateway) if not replica.expired]
+
+
+async def list_known_replicas(context: OperatorContext, gateway: Gateway) -> list[Replica]:
+    """Return all replicas of the gateway, also those with an expired Lease. Raises the errors of the client."""
     leases = await context.client.list(LEASES, namespace=gateway.namespace, label_selector=GATEWAY_LEASE_LABEL)
-    return [_replica(lease) for lease in leases.items if not _is_expired(lease)]
+    return [_replica(lease) for lease in leases.items]
 
 
 def _replica(lease: Object) -> Replica:
@@ -73,7 +79,7 @@ def _replica(lease: Object) -> Replica:
     served: dict[str, Any] | None = json.loads(annotations.get(SERVED_ANNOTATION, "null"))
     versions = {kind: int(version) for kind, version in served.items()} if served is not None else None
     in_flight: dict[str, Any] = json.loads(annotations.get(IN_FLIGHT_ANNOTATION, "{}"))
-    return Replica(lease["metadata"]["name"], holds, in_flight, versions)
+    return Replica(lease["metadata"]["name"], holds, in_flight, versions, expired=_is_expired(lease))
 
 
 def _is_expired(lease: Object) -> bool:

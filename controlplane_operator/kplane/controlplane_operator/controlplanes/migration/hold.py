@@ -17,7 +17,7 @@ from typing import Any, Final
 from kplane.api import ControlPlane
 from kplane.api.names import WRITES_HELD_UNTIL_ANNOTATION, gateway_secret_name
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.controlplanes.gateway_replicas import Replica, list_replicas
+from kplane.controlplane_operator.controlplanes.gateway_replicas import Replica, list_known_replicas, list_replicas
 from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import NotFound
@@ -58,15 +58,16 @@ class Holds:
     async def followed(self, control_plane: ControlPlane, *, seconds: float) -> bool:
         """Wait until every replica routes by the gateway's present Secret. Returns whether all do within `seconds`.
 
-        Returns False if there is no Secret. Raises the errors of the client.
+        A replica with an expired Lease does not count as routing by it, because its Envoy may serve its last
+        configuration. Returns False if there is no Secret. Raises the errors of the client.
         """
         secret, deadline = self._secret(control_plane), time.monotonic() + seconds
         if secret is None:
             return False
         versions = {"secrets": int(secret["metadata"]["resourceVersion"])}
         while True:
-            replicas = await list_replicas(self._context, self._gateway)
-            if replicas and all(replica.serves(versions) for replica in replicas):
+            replicas = await list_known_replicas(self._context, self._gateway)
+            if replicas and all(replica.serves(versions) and not replica.expired for replica in replicas):
                 return True
             if time.monotonic() >= deadline:
                 return False
