@@ -1,7 +1,7 @@
 """Probes of the published credentials of awake control planes, and repairs if an API server refuses them.
 
-The same probe observes the heartbeats of instances (`registrations/heartbeats.py`), the use of control planes with a
-host name (`hibernation/host_name_use.py`), and the webhooks on the Leases of controllers (`tenant/admission.py`).
+The same probe observes the heartbeats of instances (`registrations/heartbeats.py`) and the use of control planes with a
+host name (`hibernation/host_name_use.py`). It also reads the webhooks on Leases (`tenant/admission.py`).
 
 A user inside a control plane may delete the ServiceAccount or the ClusterRoleBinding of a published kubeconfig. The
 kubeconfig is useless from then on. A probe costs one request for each of the two identities.
