@@ -214,7 +214,7 @@ async def test_discovery_document_has_jwks_uri_of_gateway(ask: Ask, certificate:
     [
         ("/api/v1/namespaces", 404, "paths begin with /clusters/NAME/control-plane; your client may drop the path"),
         *(
-            (path, 400, "has // before, in or after /clusters/NAME/control-plane; remove the additional slash")
+            (path, 400, "has // at /clusters/NAME/control-plane; remove the second slash")
             for path in (
                 "/clusters/one/control-plane//api",
                 "//clusters/one/control-plane/api",

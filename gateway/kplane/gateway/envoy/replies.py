@@ -64,8 +64,8 @@ UNREADABLE: Final = (
     " backslashes"
 )
 _DOUBLED: Final = (
-    "the gateway does not take this request: its path has // at /clusters/NAME/control-plane; remove the additional"
-    " slash, for example at the end, from the server URL of your client"
+    "the gateway does not take this request: its path has // at /clusters/NAME/control-plane; remove the second slash"
+    " from the server URL of your client"
 )
 UNKNOWN_PATH: Final = (
     "the gateway serves no control plane at this path; paths begin with /clusters/NAME/control-plane; your client may"
