@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -13,7 +13,7 @@ from kplane.controlplane_operator.grants import Account
 from kplane.controlplane_operator.registrations import identities
 from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.tenant.tokens import Token
-from kplane.provider import Client
+from kplane.provider.testing import FakeCluster
 
 NOW = datetime(2026, 11, 27, 12, tzinfo=UTC)
 
@@ -37,7 +37,8 @@ async def test_token_of_mcm_is_requested_again_when_the_clock_is_set_back(monkey
 
     monkeypatch.setattr(identities, "datetime", Clock)
     monkeypatch.setattr(identities, "request_token", request)
-    tokens, account = McmIdentities(cast("Client", None)), Account("kplane", "mcm")
+    cluster = FakeCluster("management")
+    tokens, account = McmIdentities(cluster.client, cluster.cache), Account("kplane", "mcm")
     assert [await tokens.token(account) for _ in range(2)] == ["token-0"] * 2
     clock[0] = NOW
     assert tokens.renewed_in(account) == 0.0

@@ -14,13 +14,12 @@ from kplane.components.names import mcm_name
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.gc import ComponentCollector
 from kplane.controlplane_operator.grants import Access, Account
-from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms, account_of
+from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms
 from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
 from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.registrations.reconciler import ControlPlaneRegistrationReconciler
 from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.events import Events
-from kplane.controlplane_operator.status.partial import PartialRegistration
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.cache import Key, UIDTracker
 from kplane.controlplane_operator.watch.event_routing import connect, wake_by_component
@@ -28,7 +27,9 @@ from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import Client, NotFound
 from kplane.provider.aio.backoff import Backoff
+from kplane.provider.client.resources import NAMESPACES
 from kplane.provider.controllers.queue import FairQueue
+from kplane.provider.testing import FakeCluster
 from kplane.workloads import Runtime, RuntimeFailure
 
 FORMER = mcm_name("cp", uid="first")
@@ -89,7 +90,8 @@ class World:
     def __init__(self) -> None:
         self.stores, self.queues, self.programs = Stores(), Queues(), Programs()
         client, runtime = cast("Client", Api(self.stores)), cast("Runtime", self.programs)
-        identities = McmIdentities(client)
+        self.rights = rights = FakeCluster("management")
+        identities = McmIdentities(rights.client, rights.cache)
         self.mcms = DedicatedMcms(runtime, identities=identities)
         self.orphans = ComponentCollector(client, runtime=runtime, mcms=self.mcms)
         events = Events(client)
@@ -99,7 +101,7 @@ class World:
             queues=self.queues,
             status=StatusWriter(client, events=events),
             events=events,
-            access=Access(client, shared=Account("kplane-system", "mcm")),
+            access=Access(rights.client, rights.cache, shared=Account("kplane-system", "mcm")),
             secrets=cast("SecretAccess", None),
         )
         self.registrations = ControlPlaneRegistrationReconciler(
@@ -176,6 +178,7 @@ async def test_end_of_former_mcm_enqueues_mcm_and_waiting_registration(name: str
     # The last object of the former mcm is deleted.
     world.dedicated.wake(FORMER)
     assert ("", name) in await drained(world.queues.registrations)
+    await world.rights.client.create(NAMESPACES, {"metadata": {"name": "kplane-cp-cp"}})
     await world.registrations.reconcile(("", name))
     assert world.reason(name) == "Resolved"
 
@@ -213,40 +216,6 @@ async def test_collector_retries_orphaned_mcm_with_backoff(eventually: Any, monk
         await eventually(world.programs.names, lambda names: names == [])
     finally:
         task.cancel()
-
-
-async def test_identity_removed_during_creation_is_created_again() -> None:
-    """The removal of the control plane removes the identity. A control plane of the same name may follow at once."""
-    created, removed = asyncio.Event(), asyncio.Event()
-    written: list[str] = []
-
-    class Server:
-        async def apply(self, resource: Any, body: dict[str, Any], **_: Any) -> dict[str, Any]:
-            written.append(resource.plural)
-            if resource.plural == "clusterroles":
-                created.set()
-                await removed.wait()
-            return {"metadata": {**body["metadata"], "uid": "account"}}
-
-        async def delete(self, *_: Any, **__: Any) -> None:
-            written.clear()
-
-    identities = McmIdentities(cast("Client", Server()))
-    registration = PartialRegistration.of({"metadata": metadata("foo", uid="first"), "spec": {}})
-    account = account_of(FORMER)
-    task = asyncio.create_task(identities.ensure(registration, account=account))
-    await created.wait()
-    await identities.remove(account)
-    removed.set()
-    await task
-    assert "serviceaccounts" not in written
-    await identities.ensure(registration, account=account)
-    assert "serviceaccounts" in written
-    count = len(written)
-    await identities.ensure(registration, account=account)
-    assert len(written) == count
-    # No token was requested since, so a request is due at once.
-    assert identities.renewed_in(account) == 0.0
 
 
 def test_uid_tracker_returns_former_uid_until_it_is_succeeded() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import itertools
 from types import SimpleNamespace
@@ -25,7 +24,8 @@ from kplane.controlplane_operator.watch.event_routing import connect
 from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import Client, ClusterConfig
-from kplane.provider.client.resources import CLUSTER_ROLES
+from kplane.provider.client.resources import NAMESPACES
+from kplane.provider.testing import FakeCluster
 from kplane.workloads import Phase, Runtime, RuntimeFailure
 
 from .queues import taken
@@ -42,16 +42,8 @@ class Api:
         self.registrations: dict[str, dict[str, Any]] = {}
         self.written = 0
         self.deleted: list[str] = []
-        self.before_rights = asyncio.Event()
-        self.before_rights.set()
-        self.before_list = asyncio.Event()
-        self.before_list.set()
 
     async def apply(self, resource: Any, body: dict[str, Any], **_: Any) -> dict[str, Any]:
-        if resource == CLUSTER_ROLES:
-            await self.before_rights.wait()
-        if resource.plural != "controlplaneregistrations":
-            return {"metadata": {**body["metadata"], "uid": "account"}}
         conditions = body["status"]["conditions"]
         stored = self.registrations[body["metadata"]["name"]]["status"].get("conditions", [])
         return self._stored(
@@ -75,7 +67,6 @@ class Api:
         self.deleted.append(f"{resource.plural}/{name}")
 
     async def list(self, resource: Any, **_: Any) -> Any:
-        await self.before_list.wait()
         ours = resource.plural == "controlplaneregistrations"
         return SimpleNamespace(items=list(self.registrations.values()) if ours else [])
 
@@ -133,7 +124,8 @@ class World:
         self.stores, self.queues, self.metrics = Stores(), Queues(), Metrics()
         self.api, self.programs, self.said = Api(self.stores), Programs(), Said()
         client, runtime = cast("Client", self.api), cast("Runtime", self.programs)
-        self.identities = McmIdentities(client)
+        self.rights = FakeCluster("management")
+        self.identities = McmIdentities(self.rights.client, self.rights.cache)
         self.mcms = DedicatedMcms(runtime, identities=self.identities)
         self.orphans = ComponentCollector(client, runtime=runtime, mcms=self.mcms)
         context = SimpleNamespace(
@@ -152,6 +144,14 @@ class World:
         )
         for name in ("cp", "other"):
             self.stores.control_planes.apply(control_plane(name))
+
+    @classmethod
+    async def begin(cls, *, config: ClusterConfig | None = None) -> World:
+        """Return a world with the namespaces in which the rights of the mcm are."""
+        world = cls(config=config)
+        for name in ("kplane-cp-cp", "kplane-cp-other"):
+            await world.rights.client.create(NAMESPACES, {"metadata": {"name": name}})
+        return world
 
     def put(self, name: str, *, uid: str, mode: str, of: str = "cp", made: str = "", **status: Any) -> None:
         existing = self.api.registrations.get(name, {})
@@ -183,7 +183,7 @@ def control_plane(name: str, **metadata: Any) -> dict[str, Any]:
 
 
 async def test_recreated_registration_loses_mcm_of_former_uid() -> None:
-    world = World()
+    world = await World.begin()
     world.put("foo", uid="first", mode="Dedicated")
     await world.reconciler.reconcile(KEY)
     assert world.programs.names() == [mcm_name("cp", uid="first")]
@@ -191,7 +191,7 @@ async def test_recreated_registration_loses_mcm_of_former_uid() -> None:
     world.put("foo", uid="second", mode="Shared")
     await world.reconciler.reconcile(KEY)
     assert world.programs.names() == []
-    assert "first" not in world.identities.holders()
+    assert await world.identities.holders() == set()
 
     # Only the running program still shows that this mcm exists.
     world.programs.present[mcm_name("cp", uid="second")] = None
@@ -205,7 +205,7 @@ async def test_recreated_registration_loses_mcm_of_former_uid() -> None:
 
 
 async def test_slow_stop_posts_one_event_without_warning() -> None:
-    world = World()
+    world = await World.begin()
     connect(world.stores, queues=world.queues)
     world.put("foo", uid="first", mode="Dedicated")
     await world.reconciler.reconcile(KEY)
@@ -235,7 +235,7 @@ async def drained(queues: Queues) -> None:
 
 
 async def test_slow_stop_is_awaited_after_rights_are_revoked() -> None:
-    world = World()
+    world = await World.begin()
     world.put("foo", uid="first", mode="Dedicated")
     await world.reconciler.reconcile(KEY)
     world.programs.lasts = True
@@ -248,7 +248,7 @@ async def test_slow_stop_is_awaited_after_rights_are_revoked() -> None:
 
 
 async def test_no_mcm_is_started_for_control_plane_being_deleted() -> None:
-    world = World()
+    world = await World.begin()
     world.put("foo", uid="first", mode="Dedicated")
     await world.reconciler.reconcile(KEY)
     world.programs.applied.clear()
@@ -267,7 +267,7 @@ async def test_no_mcm_is_started_for_control_plane_being_deleted() -> None:
 
 
 async def test_mcm_is_stopped_while_control_plane_sleeps() -> None:
-    world = World()
+    world = await World.begin()
     world.put("foo", uid="first", mode="Dedicated")
     await world.reconciler.reconcile(KEY)
     instance = {"controlPlaneUID": "uid-cp", "mode": "Dedicated"}
@@ -287,7 +287,7 @@ async def test_mcm_is_stopped_while_control_plane_sleeps() -> None:
 
 
 async def test_wait_for_shared_mcm_is_reported_without_warning() -> None:
-    world = World()
+    world = await World.begin()
     world.put("foo", uid="first", mode="Dedicated", instance={"controlPlaneUID": "uid-cp"})
     await world.reconciler.reconcile(KEY)
     assert world.reason() == "WaitingForShared"
@@ -308,7 +308,7 @@ def same_mark() -> tuple[str, str]:
 
 
 async def test_eldest_of_two_registrations_with_same_mark_keeps_mcm() -> None:
-    world = World()
+    world = await World.begin()
     elder, younger = same_mark()
     connect(world.stores, queues=world.queues)
     world.put("foo", uid=elder, mode="Dedicated", made="2026-01-01T00:00:00Z")
@@ -325,25 +325,8 @@ async def test_eldest_of_two_registrations_with_same_mark_keeps_mcm() -> None:
     assert len(world.queues.mcms) == 2
 
 
-@pytest.mark.parametrize("listed_first", [True, False])
-async def test_rights_granted_during_list_are_remembered(listed_first: bool) -> None:
-    world = World()
-    for gate in (world.api.before_list, world.api.before_rights):
-        gate.clear()
-    world.put("foo", uid="first", mode="Dedicated")
-    tasks = [asyncio.create_task(world.identities.load()), asyncio.create_task(world.reconciler.reconcile(KEY))]
-    await asyncio.sleep(0)
-    gates = [world.api.before_list, world.api.before_rights]
-    for gate, task in zip(
-        gates if listed_first else reversed(gates), tasks if listed_first else reversed(tasks), strict=True
-    ):
-        gate.set()
-        await task
-    assert world.identities.holders() == {"first"}
-
-
 async def test_paused_registration_gets_renewed_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(config=ClusterConfig(server="https://127.0.0.1:1", ca_data=None, token="own"))
+    world = await World.begin(config=ClusterConfig(server="https://127.0.0.1:1", ca_data=None, token="own"))
     tokens = itertools.count()
     monkeypatch.setattr(world.identities, "token", lambda _: answer(f"token-{next(tokens)}"))
     monkeypatch.setattr(world.identities, "renewed_in", lambda _: 400.0)

@@ -39,7 +39,7 @@ from kplane.controlplane_operator.errors import BackupFailed
 from kplane.controlplane_operator.expiry_metrics import ExpiryMetrics
 from kplane.controlplane_operator.failures import Failures
 from kplane.controlplane_operator.gateway_trust import GatewayTrust
-from kplane.controlplane_operator.gc import ComponentCollector, GrantCollector, GrantWatcher
+from kplane.controlplane_operator.gc import ComponentCollector, GrantCollector, watch_grants
 from kplane.controlplane_operator.grants import Access
 from kplane.controlplane_operator.health import Check, serve_health
 from kplane.controlplane_operator.hibernation.host_name_use import HostNameUse
@@ -72,7 +72,7 @@ from kplane.controlplane_operator.watch.informers import RELIST_SECONDS, Informe
 from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
 from kplane.data import Usage
-from kplane.provider import LOCAL, Cache, Client, Cluster, ClusterConfig, Result
+from kplane.provider import LOCAL, Client, Cluster, ClusterConfig, Result
 from kplane.provider.cluster.cluster import Wiring
 from kplane.provider.controllers.workers import Controller
 from kplane.workloads import ProcessRuntime
@@ -139,14 +139,14 @@ async def run_operator(settings: OperatorConfig, *, stop: asyncio.Event) -> None
         if isinstance(runtime, PodRuntime):
             # On its own, the runtime of pods only watches. The runtime of processes supervises, so `work` opens it.
             await stack.enter_async_context(runtime)
-        context = _context(client, settings)
+        context = _context(cluster, settings)
         stack.push_async_callback(context.connections.aclose)
         stack.push_async_callback(context.brief_connections.aclose)
         context.metrics.elected(OPERATOR_LEASE, leading=lambda: leadership.leading)
         assembly = _Assembly(
             settings,
             context=context,
-            cache=cluster.cache,
+            cluster=cluster,
             runtime=runtime,
             default_credentials=default_credentials,
             snapshots=snapshots,
@@ -205,9 +205,10 @@ def _shared_etcd(client: Client, settings: OperatorConfig) -> tuple[SharedEtcd |
             return etcd, keeper
 
 
-def _context(client: Client, settings: OperatorConfig) -> OperatorContext:
+def _context(cluster: Cluster, settings: OperatorConfig) -> OperatorContext:
+    client = cluster.client
     events, stores, gateway = Events(client), Stores(), settings.gateway
-    access = Access(client, shared=settings.mcm_service_account)
+    access = Access(client, cluster.cache, shared=settings.mcm_service_account)
     return OperatorContext(
         client=client,
         stores=stores,
@@ -242,7 +243,7 @@ class _Assembly:
         settings: OperatorConfig,
         *,
         context: OperatorContext,
-        cache: Cache,
+        cluster: Cluster,
         runtime: ProcessRuntime | PodRuntime,
         default_credentials: ClusterConfig | None,
         snapshots: SnapshotStorage | None,
@@ -254,6 +255,7 @@ class _Assembly:
         self._settings = settings
         self._context = context
         self._runtime = runtime
+        self._cache = cluster.cache
         self._trust = (
             GatewayTrust(context, context.gateway, ca_file=settings.gateway_ca) if context.gateway is not None else None
         )
@@ -295,11 +297,11 @@ class _Assembly:
             ),
             adopted=AdoptedProvisioner(context, default_credentials=default_credentials, clusters=clusters),
         )
-        identities = McmIdentities(context.client)
+        identities = McmIdentities(cluster.client, cluster.cache)
         self._mcms = DedicatedMcms(runtime, identities=identities)
         namespaces = ManagementNamespaces(
             context,
-            remade=[context.access.forget, identities.forget, context.stores.secrets.forget],
+            remade=[context.stores.secrets.forget],
             opened=context.secrets.open,
         )
         claims = AddressClaims(context.stores, address=provisioners.address)
@@ -380,16 +382,9 @@ class _Assembly:
             config=settings.management_config() if settings.pods is None else None,
         )
         self._reconcilers[_MCMS] = CONTROL_PLANE_REGISTRATIONS.kind, self._dedicated.reconcile, self._counting(_MCMS)
-        self._informers = Informers(cache, stores=context.stores)
+        self._informers = Informers(cluster.cache, stores=context.stores)
         self._grants_gc = GrantCollector(
             self._informers, stores=context.stores, access=context.access, identities=identities
-        )
-        self._grant_watcher = GrantWatcher(
-            context.client,
-            stores=context.stores,
-            queues=context.queues,
-            access=context.access,
-            identities=identities,
         )
 
     async def close(self) -> None:
@@ -411,6 +406,8 @@ class _Assembly:
             # Connect only now: without workers, keys would pile up in the queues.
             connect(context.stores, queues=context.queues)
             wake_all(context.stores, queues=context.queues)
+            # The lists are from after the election, so they contain the grants of the former leader.
+            watch_grants(self._cache, stores=context.stores, queues=context.queues)
             self._metrics.observe(control_planes=context.stores.control_planes, queues=context.queues.by_name())
             for collector in collectors(context.stores, usage=self._data_stores.usage):
                 self._metrics.registry.register(collector)
@@ -418,7 +415,6 @@ class _Assembly:
                 "events": context.events.run(),
                 "orphans": ComponentCollector(context.client, runtime=self._runtime, mcms=self._mcms).run(),
                 "sweeping": self._grants_gc.run(),
-                "grants": self._grant_watcher.run(),
                 "secrets": context.secrets.run(listed=self._grants_gc.synced),
                 "data stores": self._data_stores.run(),
                 "snapshots": self._snapshot_jobs.run(),

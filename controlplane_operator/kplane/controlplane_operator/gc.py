@@ -12,29 +12,21 @@ import logging
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from kplane.api.names import REGISTRATION_LABEL
 from kplane.components.names import components_of, mark_of, mcm_mark
-from kplane.controlplane_operator.grants import Access
+from kplane.controlplane_operator.grants import GRANT_UID_LABEL, Access
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms
-from kplane.controlplane_operator.registrations.identities import McmIdentities
+from kplane.controlplane_operator.registrations.identities import IDENTITY_UID_LABEL, McmIdentities
 from kplane.controlplane_operator.watch.backoff import jittered, retry_backoff
-from kplane.controlplane_operator.watch.cache import Change, Key, key_of
-from kplane.controlplane_operator.watch.informers import Informers
+from kplane.controlplane_operator.watch.cache import Change, key_of
+from kplane.controlplane_operator.watch.informers import RBAC_KINDS, Informers
 from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
-from kplane.provider import Client, Event, Informer, ProviderError
-from kplane.provider.client.resources import (
-    CLUSTER_ROLE_BINDINGS,
-    CLUSTER_ROLES,
-    ROLE_BINDINGS,
-    ROLES,
-    SERVICE_ACCOUNTS,
-)
-from kplane.provider.controllers.queue import FairQueue
+from kplane.provider import Cache, Client, Event, ProviderError
+from kplane.provider.client.resources import SERVICE_ACCOUNTS
 from kplane.workloads import Phase, Runtime, WorkloadsError
 
-__all__ = ["ComponentCollector", "GrantCollector", "GrantWatcher"]
+__all__ = ["ComponentCollector", "GrantCollector", "watch_grants"]
 
 _log: Final = logging.getLogger(__name__)
 
@@ -154,53 +146,33 @@ class GrantCollector:
 
     def _changed(self, change: Change) -> None:
         # A deletion that the reconciler has seen leaves no grants. It may not have: users can remove the finalizer.
-        uid = change.old["metadata"]["uid"] if change.old is not None else None
-        if change.new is None and uid in self._access.holders() | self._identities.holders():
+        if change.new is None:
             self._deleted.set()
 
     async def _sweep(self) -> None:
         self._deleted.clear()
-        await self._access.load()
-        await self._identities.load()
-        registered = {obj["metadata"]["uid"] for obj in self._stores.registrations}
-        for uid in self._access.holders() - registered:
-            await self._access.revoke(uid)
-        for uid in self._identities.holders() - registered:
-            await self._identities.revoke(uid)
+        for grants in (self._access, self._identities):
+            holders = await grants.holders()
+            for uid in holders - {obj["metadata"]["uid"] for obj in self._stores.registrations}:
+                await grants.revoke(uid)
 
 
-class GrantWatcher:
-    """Enqueues registrations when one of their Roles, bindings or ServiceAccounts is deleted or changed.
+def watch_grants(cache: Cache, *, stores: Stores, queues: Queues) -> None:
+    """Enqueue a registration when one of its Roles, bindings or ServiceAccounts is deleted or changed.
 
-    The watches are for whole objects of less than a kilobyte each, because metadata does not reveal whether the
-    operator itself made a change.
+    New objects enqueue no registration, because the operator created them. Nor do changed ServiceAccounts, which keep
+    their rights.
     """
 
-    def __init__(
-        self, client: Client, *, stores: Stores, queues: Queues, access: Access, identities: McmIdentities
-    ) -> None:
-        self._informers = [
-            Informer(client, resource, label_selector=REGISTRATION_LABEL)
-            for resource in (ROLES, ROLE_BINDINGS, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, SERVICE_ACCOUNTS)
-        ]
-        self._stores = stores
-        self._queues = queues
-        self._access = access
-        self._identities = identities
+    def enqueue(event: Event) -> None:
+        if event.kind == "ADDED" or (event.resource == SERVICE_ACCOUNTS and event.kind == "MODIFIED"):
+            return
+        for label, queue in ((GRANT_UID_LABEL, queues.registrations), (IDENTITY_UID_LABEL, queues.mcms)):
+            # A user may have removed the label.
+            for uid in {entry.labels.get(label) for entry in (event.entry, event.old_entry) if entry is not None}:
+                for registration in stores.registrations.by("mcm", mcm_mark(uid)) if uid is not None else ():
+                    if registration["metadata"]["uid"] == uid:
+                        queue.add_after(key_of(registration), _RESTORED_SECONDS)
 
-    async def run(self) -> None:
-        """Watch until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for informer in self._informers:
-                group.create_task(informer.run(self._seen), name=f"follow {informer}")
-
-    def _seen(self, event: Event) -> None:
-        if event.resource != SERVICE_ACCOUNTS:
-            self._wake(self._access.see(event), self._queues.registrations)
-        self._wake(self._identities.see(event), self._queues.mcms)
-
-    def _wake(self, uids: set[str], queue: FairQueue[Key]) -> None:
-        for uid in uids:
-            for registration in self._stores.registrations.by("mcm", mcm_mark(uid)):
-                if registration["metadata"]["uid"] == uid:
-                    queue.add_after(key_of(registration), _RESTORED_SECONDS)
+    for resource in RBAC_KINDS:
+        cache.informer(resource).add_handler(enqueue)

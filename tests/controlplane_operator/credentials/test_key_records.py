@@ -46,7 +46,7 @@ from kplane.pki.entries import data_of
 from kplane.pki.generations import Generations
 from kplane.pki.primitives import create_signing_key, public_key
 from kplane.pki.rotation import RotationWish, next_rotation
-from kplane.provider import Conflict, ProviderError, Unreachable
+from kplane.provider import Cache, Conflict, ProviderError, Unreachable
 from kplane.provider.client.resources import NAMESPACES, SECRETS
 from kplane.provider.testing import FakeCluster
 from tests.controlplane_operator.informing import list_again, store_writes
@@ -88,7 +88,7 @@ class World:
             queues=Queues(),
             status=StatusWriter(self.client, events=events),
             events=events,
-            access=Access(self.client, shared=Account("kplane-system", "mcm")),
+            access=Access(self.client, Cache(self.client), shared=Account("kplane-system", "mcm")),
             secrets=SecretAccess(self.client, stores=stores, namespace="kplane-system"),
         )
         store_writes(self.client, stores)

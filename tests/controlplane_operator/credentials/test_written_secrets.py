@@ -22,7 +22,7 @@ from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
 from kplane.embedded.handle import Handle
 from kplane.pki.entries import data_of
-from kplane.provider import Client, ClusterConfig
+from kplane.provider import Cache, Client, ClusterConfig
 from kplane.provider.client.resources import NAMESPACES, SECRETS
 
 pytestmark = pytest.mark.integration
@@ -76,7 +76,7 @@ async def world(api_server: Handle, unguarded: None, namespaces_go_at_once: Any)
             queues=Queues(),
             status=StatusWriter(client, events=events),
             events=events,
-            access=Access(client, shared=Account("kplane-system", "mcm")),
+            access=Access(client, Cache(client), shared=Account("kplane-system", "mcm")),
             secrets=SecretAccess(client, stores=stores, namespace="kplane-system"),
         )
         yield World(context, client, namespace, *map(ControlPlane.model_validate, control_planes))

@@ -16,7 +16,7 @@ from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
 from kplane.embedded.handle import Handle
-from kplane.provider import Client, ClusterConfig, NotFound
+from kplane.provider import Cache, Client, ClusterConfig, NotFound
 from kplane.provider.client.resources import NAMESPACES, SECRETS
 
 pytestmark = pytest.mark.integration
@@ -49,7 +49,7 @@ async def test_deleted_keys_in_a_stale_cache_are_not_reused(api_server: Handle) 
             queues=Queues(),
             status=StatusWriter(client, events=events),
             events=events,
-            access=Access(client, shared=Account("kplane-system", "mcm")),
+            access=Access(client, Cache(client), shared=Account("kplane-system", "mcm")),
             secrets=SecretAccess(client, stores=stores, namespace="kplane-system"),
         )
         keys = TenantKeys(context)

@@ -12,7 +12,7 @@ from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONT
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms, account_of
 from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.embedded.handle import Handle
-from kplane.provider import Client, ClusterConfig, ProviderError
+from kplane.provider import Cache, Client, ClusterConfig, ProviderError
 from kplane.provider.client.resources import NAMESPACES, SERVICE_ACCOUNTS
 from kplane.workloads import Component, Lifetime, Phase, ProcessRuntime
 
@@ -20,7 +20,8 @@ pytestmark = pytest.mark.integration
 
 
 def orphans_of(client: Client, runtime: ProcessRuntime) -> ComponentCollector:
-    return ComponentCollector(client, runtime=runtime, mcms=DedicatedMcms(runtime, identities=McmIdentities(client)))
+    identities = McmIdentities(client, Cache(client))
+    return ComponentCollector(client, runtime=runtime, mcms=DedicatedMcms(runtime, identities=identities))
 
 
 async def test_components_without_control_plane_stop_and_keep_their_data(api_server: Handle, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from kplane.controlplane_operator.watch.stores import Stores
 from kplane.data import Usage
 from kplane.embedded.handle import Handle
 from kplane.pki.authorities import TenantAuthorities
-from kplane.provider import Client, ClusterConfig, NotFound, Resource, Result
+from kplane.provider import Cache, Client, ClusterConfig, NotFound, Resource, Result
 from kplane.provider.client.resources import NAMESPACES, SECRETS
 from kplane.provider.errors import Forbidden
 from kplane.workloads import ProcessRuntime
@@ -170,7 +170,7 @@ class Operator:
             queues=Queues(),
             status=StatusWriter(client, events=events),
             events=events,
-            access=Access(client, shared=Account("kplane-system", "mcm")),
+            access=Access(client, Cache(client), shared=Account("kplane-system", "mcm")),
             secrets=SecretAccess(client, stores=stores, namespace="kplane-system"),
         )
         store_writes(client, stores)
@@ -185,7 +185,7 @@ class Operator:
             namespaces=self.namespaces,
             provisioner=lambda _: data,
             claims=claims,
-            mcms=DedicatedMcms(runtime, identities=McmIdentities(client)),
+            mcms=DedicatedMcms(runtime, identities=McmIdentities(client, Cache(client))),
             abandon=nothing_to_abandon,
             served=ServedRevisions(self.context, homes=no_home),
         )

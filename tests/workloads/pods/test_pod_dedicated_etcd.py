@@ -17,6 +17,7 @@ from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.provider import Cache
 from kplane.workloads import Phase
 from kplane.workloads.pods import Image, PodRuntime, PodSettings
 
@@ -43,7 +44,7 @@ class Dedicated:
             queues=Queues(),
             status=StatusWriter(cluster.client, events=events),
             events=events,
-            access=Access(cluster.client, shared=Account("kplane-system", "mcm")),
+            access=Access(cluster.client, Cache(cluster.client), shared=Account("kplane-system", "mcm")),
             secrets=SecretAccess(cluster.client, stores=self.stores, namespace="kplane-system"),
         )
         self.provisioner = DedicatedProvisioner(context, runtime=runtime, quota_bytes=1 << 30, restorer=None)

@@ -24,6 +24,7 @@ from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.provider import Cache
 from kplane.provider.client.resources import CLUSTER_ROLES, PODS, SECRETS, SERVICE_ACCOUNTS, SERVICES, STATEFUL_SETS
 from kplane.workloads import Component, Scheduling
 from kplane.workloads.pods import Image, PodRuntime, PodSettings
@@ -51,11 +52,11 @@ class Dedicated:
             queues=Queues(),
             status=StatusWriter(client, events=events),
             events=events,
-            access=Access(client, shared=Account("kplane-system", "mcm")),
+            access=Access(client, Cache(client), shared=Account("kplane-system", "mcm")),
             secrets=SecretAccess(client, stores=stores, namespace="kplane-system"),
         )
         store_writes(client, stores)
-        identities = McmIdentities(client)
+        identities = McmIdentities(client, Cache(client))
         self.reconciler = DedicatedMcmReconciler(
             self.context,
             runtime=runtime,

@@ -171,7 +171,7 @@ class DedicatedMcmReconciler:
         if eldest_of(mcm_mark(uid), stores=self._context.stores) != uid:
             return None  # this registration is refused; the eldest registration with the mark owns the components
         present = self._mcms.of(uid)
-        if not present and not self._is_concerned(registration):
+        if not present and not await self._is_concerned(registration):
             return None
         try:
             if is_paused(registration):
@@ -213,13 +213,13 @@ class DedicatedMcmReconciler:
         await self._identities.revoke(registration.metadata.uid or "")
         await context.status.drop_apart(context.stores.registrations, self._latest(registration), type=DEDICATED_READY)
 
-    def _is_concerned(self, registration: PartialRegistration) -> bool:
+    async def _is_concerned(self, registration: PartialRegistration) -> bool:
         """Return whether the registration needs an mcm of its own, or whether an ended mcm has left anything behind."""
         return (
             registration.status.mode is RegistrationMode.DEDICATED
             or _has_instance(registration, mode=RegistrationMode.DEDICATED)
             or find_condition(registration.conditions, DEDICATED_READY) is not None
-            or registration.metadata.uid in self._identities.holders()
+            or await self._identities.is_holder(registration.metadata.uid or "")
         )
 
     def _component(self, registration: PartialRegistration, *, present: Sequence[str]) -> str | None:

@@ -7,23 +7,35 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from kplane.api.names import REGISTRATION_LABEL
 from kplane.controlplane_operator.watch.stores import BUNDLES, LABEL_SELECTORS, Stores
 from kplane.provider import Cache, CacheScope
 from kplane.provider.client.kinds import parse_kind
-from kplane.provider.client.resources import CONFIG_MAPS
+from kplane.provider.client.resources import (
+    CLUSTER_ROLE_BINDINGS,
+    CLUSTER_ROLES,
+    CONFIG_MAPS,
+    ROLE_BINDINGS,
+    ROLES,
+    SERVICE_ACCOUNTS,
+)
 
-__all__ = ["RELIST_SECONDS", "Informers", "cache_scopes"]
+__all__ = ["RBAC_KINDS", "RELIST_SECONDS", "Informers", "cache_scopes"]
 
 RELIST_SECONDS: Final = 600.0
 """Interval of lists. A watch that began before a restore of the etcd of the management cluster waits silently."""
 _STALE_SECONDS: Final = 300.0
 """Maximum time for which a watch may fail before the operator is not ready."""
 
+RBAC_KINDS: Final = (ROLES, ROLE_BINDINGS, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, SERVICE_ACCOUNTS)
+"""Kinds of the rights of mcm. The cache has the objects of registrations, which have a label."""
+
 
 def cache_scopes(namespace: str) -> Mapping[str, CacheScope]:
     """Return the objects that the operator caches, by kind, if not all of a kind: `namespace` is the operator's own."""
+    selectors = LABEL_SELECTORS | dict.fromkeys(RBAC_KINDS, REGISTRATION_LABEL)
     return {
-        **{str(parse_kind(kind)): CacheScope(label_selector=selector) for kind, selector in LABEL_SELECTORS.items()},
+        **{str(parse_kind(kind)): CacheScope(label_selector=selector) for kind, selector in selectors.items()},
         str(parse_kind(CONFIG_MAPS)): CacheScope(label_selector=BUNDLES, namespaces=(namespace,)),
     }
 
