@@ -17,13 +17,36 @@ _SETS: Final = frozenset(
         "--enable-admission-plugins",
         "--feature-gates",
         "--runtime-config",
+        "--strict-transport-security-directives",
         "--tls-cipher-suites",
+        "--tls-curve-preferences",
+        "--watch-cache-sizes",
     }
 )
-"""Flags with comma-separated items in any order. kube-apiserver joins the items if the flag is repeated.
+"""Flags with comma-separated items in any order. kube-apiserver joins the items if the flag is repeated."""
 
-All other flags stay unchanged: kube-apiserver uses the last of several values, or a list in its order.
+_ORDERED_LISTS: Final = frozenset(
+    {
+        "--admission-control",
+        "--allow-metric-labels",
+        "--emulated-version",
+        "--kubelet-preferred-address-types",
+        "--min-compatibility-version",
+        "--vmodule",
+    }
+)
+"""Other flags with several items, apart from those that kplane sets. The order of the items may count.
+
+kube-apiserver joins the items if the flag is repeated.
 """
+
+_BOOLEAN_ITEMS: Final = frozenset({"--feature-gates", "--runtime-config"})
+"""Flags with items of the form `name=boolean`."""
+_BOOLEANS: Final = {
+    **dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), "true"),
+    **dict.fromkeys(("0", "f", "F", "FALSE", "false", "False"), "false"),
+}
+"""Forms of a boolean that kube-apiserver accepts (ParseBool of Go), by their canonical form."""
 
 
 def canonical_flags(flags: Iterable[str]) -> tuple[str, ...]:
@@ -37,9 +60,11 @@ def canonical_flags(flags: Iterable[str]) -> tuple[str, ...]:
         same = list(group)
         if name in _SETS and all(flag.startswith(f"{name}=") and '"' not in flag for flag in same):
             result.append(_joined(name, [flag.partition("=")[2] for flag in same]))
-        else:
-            # Of several values, kube-apiserver may use the last, so only equal neighbours are merged.
+        elif name in _SETS or name in _ORDERED_LISTS:
             result.extend(flag for flag, _ in groupby(same))
+        else:
+            # kube-apiserver uses the last of several values. A flag without a value is a boolean.
+            result.append(same[-1] if "=" in same[-1] else f"{name}=true")
     return tuple(result)
 
 
@@ -67,13 +92,21 @@ def canonical_lists(value: Any, *, ordered: Sequence[str]) -> Any:
 def _joined(name: str, values: Sequence[str]) -> str:
     """Return a flag with the items of all values. Items with equal keys keep their order: the last item may count."""
     items = [item for value in values for item in value.split(",")]
+    if name in _BOOLEAN_ITEMS:
+        items = [_with_canonical_boolean(item) for item in items]
     ordered = sorted(items, key=_key)
     return f"{name}={','.join(item for item, _ in groupby(ordered))}"
 
 
 def _key(item: str) -> str:
     # kube-apiserver trims names, and assigns a feature without a component to kube (component-base/compatibility).
-    return item.partition("=")[0].strip().removeprefix("kube:")
+    # Sizes of watch caches have the form `resource#size`.
+    return item.partition("=")[0].partition("#")[0].strip().removeprefix("kube:")
+
+
+def _with_canonical_boolean(item: str) -> str:
+    name, equals, value = item.partition("=")
+    return f"{name}{equals}{_BOOLEANS.get(value.strip(), value)}"
 
 
 def _name(flag: str) -> str:
