@@ -12,6 +12,8 @@ from kplane.provider import Client, Cluster, ClusterConfig, Manager, Unreachable
 from kplane.provider.access.call_limits import CallLimits
 from kplane.provider.client.limits import AnswerLimits
 from kplane.provider.errors import AnswerTooLarge, KubeconfigError
+from kplane.provider.providers.clusters import ClustersProvider
+from kplane.provider.testing import FakeCluster
 from tests.silent_server import silent_server
 
 CALLS = CallLimits(timeout_seconds=2.5, connect_timeout_seconds=1.5, answer_bytes=100, list_bytes=200, values=50)
@@ -43,6 +45,30 @@ async def test_limits_of_cluster_override_limits_of_manager():
     assert manager.local.client.limits == replace(limits, answer_bytes=100)
     other = Manager(replace(config, calls=CallLimits()), name="test", timeout_seconds=60, limits=limits)
     assert (other.local.client.timeout_seconds, other.local.client.limits) == (60, limits)
+
+
+async def test_manager_sets_limits_of_each_cluster_of_a_fleet(eventually):
+    provider, limits = ClustersProvider(), AnswerLimits(list_bytes=1000)
+    await provider.add(FakeCluster("slow"))
+    await provider.add(FakeCluster("usual"))
+    given = {"slow": CallLimits(timeout_seconds=90, answer_bytes=100)}
+    manager = Manager(None, provider, name="test", limits=limits, calls=lambda cluster: given.get(cluster.name))
+    async with manager:
+        await eventually(lambda: manager.cluster_names() == ["slow", "usual"])
+        clients = [manager.get_cluster(name).client for name in ("slow", "usual")]
+    assert [client.timeout_seconds for client in clients] == [90, 30]
+    assert [client.limits for client in clients] == [replace(limits, answer_bytes=100), limits]
+
+
+async def test_limits_of_configuration_override_calls_of_manager(monkeypatch):
+    config = ClusterConfig("https://127.0.0.1:1", calls=CallLimits(timeout_seconds=2.5))
+    calls = CallLimits(timeout_seconds=9, connect_timeout_seconds=1.5, values=50)
+    cluster = Manager(config, name="test", calls=lambda _cluster: calls).local
+    assert cluster.calls() == replace(calls, timeout_seconds=2.5)
+    asked, make = {}, Client
+    monkeypatch.setattr("kplane.provider.cluster.cluster.Client", lambda *a, **b: asked.update(b) or make(*a, **b))
+    assert (cluster.client.timeout_seconds, cluster.client.limits.values) == (2.5, 50)
+    assert asked["connect_timeout_seconds"] == 1.5
 
 
 async def test_connection_attempt_ends_at_timeout_of_cluster():

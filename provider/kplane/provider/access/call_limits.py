@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from kplane.provider.errors import KubeconfigError
 
@@ -29,3 +29,8 @@ class CallLimits:
             value = getattr(self, limit.name)
             if value is not None and not value > 0:
                 raise KubeconfigError(f"{limit.name} of a cluster is {value!r}: give a number above 0, or None")
+
+    def over(self, other: CallLimits) -> CallLimits:
+        """Return these limits; limits that are None are those of `other`."""
+        own = {limit.name: getattr(self, limit.name) for limit in fields(self)}
+        return replace(other, **{name: value for name, value in own.items() if value is not None})

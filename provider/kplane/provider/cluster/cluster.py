@@ -10,6 +10,7 @@ from typing import Final, Literal, NamedTuple, Protocol, Self
 
 from typing_extensions import override
 
+from kplane.provider.access.call_limits import CallLimits
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.cache.cache import Cache
 from kplane.provider.cache.feed import FeedState, Refusal
@@ -25,7 +26,7 @@ from kplane.provider.client.server_warnings import WarningHandler
 from kplane.provider.cluster.recorder import EventRecorder
 from kplane.provider.errors import ClusterNotFound
 
-__all__ = ["CacheScopes", "Cluster", "Health", "Origin", "Wiring"]
+__all__ = ["CacheScopes", "CallsOf", "Cluster", "Health", "Origin", "Wiring"]
 
 HealthState = Literal["Ready", "Connecting", "Unreachable", "Gone"]
 
@@ -61,17 +62,22 @@ CacheScopes = Mapping[str, CacheScope] | Callable[["Cluster", Resource], CacheSc
 """Scopes of the caches: by name of the kind (`"*"` stands for all others), or by a function of cluster and kind."""
 
 
+CallsOf = Callable[["Cluster"], CallLimits | None]
+"""Returns timeouts and limits of the calls to a cluster; None keeps the defaults."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wiring:
     """Configures client and cache of a cluster.
 
     Clients share `connections`, bound a call by `timeout_seconds` and answers by `limits`: set these if you do not
-    trust the clusters. `ClusterConfig.calls` overrides both for a cluster. Clients write as `field_manager`, name
-    themselves `user_agent`, and ask for `field_validation`; `on_warning` gets the warnings of API servers. `transform`
-    changes objects before they are cached, and `cache_scopes` select them. If a function returns None for a scope, the
-    cache keeps all objects. `before_write` is called with the name of the cluster before each write. An exception
-    prevents the write, and a returned number is its deadline in seconds. `keeps_worker` is passed to each `Client`.
-    Caches list all objects again every `relist_seconds`. Raises ProviderError for a scope whose key is no kind.
+    trust the clusters. `calls` overrides both for a cluster, and `ClusterConfig.calls` overrides `calls`. Clients write
+    as `field_manager`, name themselves `user_agent`, and ask for `field_validation`; `on_warning` gets the warnings of
+    API servers. `transform` changes objects before they are cached, and `cache_scopes` select them. If a function
+    returns None for a scope, the cache keeps all objects. `before_write` is called with the name of the cluster before
+    each write. An exception prevents the write, and a returned number is its deadline in seconds. `keeps_worker` is
+    passed to each `Client`. Caches list all objects again every `relist_seconds`. Raises ProviderError for a scope
+    whose key is no kind.
     """
 
     connections: Connections | None = None
@@ -86,6 +92,7 @@ class Wiring:
     timeout_seconds: float = 30.0
     keeps_worker: bool = False
     relist_seconds: float = 3600.0
+    calls: CallsOf | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.cache_scopes, Mapping):
@@ -156,10 +163,11 @@ class Cluster:
 
     def make_client(self) -> Client:
         """Make the client. Subclasses override this method for a client of their own."""
-        wiring, calls = self._live.wiring, self._live.config.calls
+        wiring, calls = self._live.wiring, self.calls()
         return Client(
             self._live.config,
             timeout_seconds=calls.timeout_seconds or wiring.timeout_seconds,
+            connect_timeout_seconds=calls.connect_timeout_seconds,
             connections=wiring.connections,
             before_write=self._live.before_write,
             limits=wiring.limits.within(calls),
@@ -199,6 +207,12 @@ class Cluster:
             server=self.server_state,
             relist_seconds=self._live.wiring.relist_seconds,
         )
+
+    def calls(self) -> CallLimits:
+        """Return the timeouts and limits of calls to this cluster: of its configuration, then of the manager."""
+        calls, of_manager = self._live.config.calls, self._live.wiring.calls
+        default = of_manager(self) if of_manager is not None else None
+        return calls.over(default) if default is not None else calls
 
     def cache_scope(self, resource: Resource) -> CacheScope:
         """Return the scope of a kind in the cache of this cluster."""

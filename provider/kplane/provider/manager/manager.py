@@ -19,7 +19,7 @@ from kplane.provider.client.limits import AnswerLimits
 from kplane.provider.client.rest import FieldValidation
 from kplane.provider.client.server_warnings import WarningHandler
 from kplane.provider.client.typed import Kind, ObjectT
-from kplane.provider.cluster.cluster import CacheScopes, Cluster, Wiring
+from kplane.provider.cluster.cluster import CacheScopes, CallsOf, Cluster, Wiring
 from kplane.provider.cluster.context import LOCAL, current_cluster
 from kplane.provider.cluster.recorder import EventRecorder
 from kplane.provider.contracts import Aware, Buildable, Coordinator, HasSynced, LocalAware, Provider, Runnable
@@ -49,7 +49,8 @@ class Manager:
     `group_kind_concurrency` sets it by kind, such as `{"ReplicaSet.apps": 4}`. `transform` changes each object before
     it is cached, for example to keep less of it. `cache_scopes` select the objects that are cached, by kind, such as
     `{"v1/Secret": CacheScope(namespaces=("a", "b"))}`, or by a function of cluster and kind. `limits` bound the answers
-    of a cluster, and `timeout_seconds` bounds a call. `field_validation` is passed to each `Client`. `on_warning` is
+    of a cluster, and `timeout_seconds` bounds a call; `calls` returns other limits and timeouts for a cluster, such as
+    `lambda cluster: CallLimits(timeout_seconds=5)`. `field_validation` is passed to each `Client`. `on_warning` is
     called with each warning of an API server; each text is logged once for its kind. `on_engage_error` is called for
     each failed attempt of a component to engage with a cluster; the manager retries in any case.
 
@@ -76,6 +77,7 @@ class Manager:
         cache_scopes: CacheScopes | None = None,
         limits: AnswerLimits = AnswerLimits(),  # noqa: B008 - frozen
         timeout_seconds: float = 30.0,
+        calls: CallsOf | None = None,
         field_validation: FieldValidation = "Warn",
         on_warning: WarningHandler | None = None,
         on_engage_error: Callable[[Cluster, BaseException], None] | None = None,
@@ -110,6 +112,7 @@ class Manager:
             cache_scopes=cache_scopes,
             limits=limits,
             timeout_seconds=timeout_seconds,
+            calls=calls,
             field_manager=name,
             user_agent=user_agent(name, version=version),
             field_validation=field_validation,

@@ -91,7 +91,7 @@ class FakeCluster(Cluster):
 
     @override
     def make_client(self) -> Client:
-        wiring = self._live.wiring
+        wiring, calls = self._live.wiring, self.calls()
         transport = FakeTransport(self.config, store=self._store, kinds=self._kinds, faults=self._faults)
         self._transports.append(transport)
 
@@ -102,10 +102,10 @@ class FakeCluster(Cluster):
 
         return _Client(
             self.config,
-            timeout_seconds=self.config.calls.timeout_seconds or wiring.timeout_seconds,
+            timeout_seconds=calls.timeout_seconds or wiring.timeout_seconds,
             transport=transport,
             before_write=self._live.before_write,
-            limits=wiring.limits.within(self.config.calls),
+            limits=wiring.limits.within(calls),
             field_manager=wiring.field_manager or _FIELD_MANAGER,
             field_validation=wiring.field_validation,
             cluster=self._live.name,
