@@ -302,6 +302,21 @@ async def test_authorizer_sets_unknown_header_for_unverified_token(ask: Any) -> 
     assert (headers["x-kplane-tenant"], "x-kplane-unknown" in headers) == ("uid-a", False)
 
 
+async def test_authorizer_keeps_slots_of_hold_from_made_up_tokens(ask: Any, eventually: Any) -> None:
+    hold = Hold(until=NOW + timedelta(minutes=10), asked="then")
+    ask.serve(dataclasses.replace(route("a"), held=hold))
+    stranger = {"Authorization": "Bearer abcdef.0123456789abcdef", "X-Forwarded-For": "192.0.2.7, 127.0.0.1"}
+    flood = [asyncio.create_task(ask(PATH, stranger, "POST")) for _ in range(20)]
+    await eventually(lambda: ask.waker.waiting, lambda waiting: waiting == 20)
+    code, _, text = await ask(PATH, stranger, "POST")
+    assert (code, "without a verified credential" in text) == (429, True)
+    user = _certificate() | {"X-Forwarded-For": "192.0.2.7, 127.0.0.1"}
+    writes = [asyncio.create_task(ask(PATH, headers, "POST")) for headers in (user, _bearer() | user)]
+    await eventually(lambda: ask.waker.waiting, lambda waiting: waiting == 22)
+    ask.update({"a": route("a")})
+    assert [answer[0] for answer in await asyncio.gather(*flood, *writes)] == [200] * 22
+
+
 async def test_authorizer_returns_401_for_unknown_path_without_wake(ask: Any) -> None:
     ask.serve(route("a", asleep=NOW))
     for path in ("/clusters/b/control-plane/api", "/clusters/A/control-plane", "/api"):

@@ -46,6 +46,21 @@ def test_client_limits_return_429_beyond_waiters_per_address() -> None:
         pass
 
 
+def test_client_limits_return_429_beyond_unverified_waiters() -> None:
+    limits, client = ClientLimits(waiting=3, unverified=1), Client("192.0.2.7")
+    with limits.place(client, verified=False), limits.place(NOBODY, verified=False):
+        with (
+            pytest.raises(Declined, match="without a verified credential") as caught,
+            limits.place(client, verified=False),
+        ):
+            pass
+        assert caught.value.code == 429
+        with limits.place(client), limits.place(client), limits.place(NOBODY, verified=False):
+            pass
+    with limits.place(client, verified=False):
+        pass
+
+
 def test_client_limits_refuse_wakes_beyond_limit_for_a_minute() -> None:
     clock = Clock()
     limits, client = ClientLimits(waiting=1, clock=clock), Client("192.0.2.7", wakes=2)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kplane.gateway.clients import Client
 from kplane.gateway.errors import Declined
 from kplane.gateway.routes import Hold, Route
 from kplane.gateway.waker import Waker
@@ -268,6 +269,37 @@ async def test_waker_returns_429_when_waiters_exceed_limit(operator: Operator) -
     assert waker.waiting == 2
     await waker.aclose()
     await asyncio.wait(requests)
+
+
+async def test_waker_keeps_slots_of_hold_for_verified_requests(operator: Operator) -> None:
+    waker = _waker(operator)
+    waker.know([replace(route("a"), held=Hold(until=NOW + timedelta(minutes=1), asked="then"))])
+    waker.reach(["uid-a"])
+
+    def change(client: Client, *, verified: bool) -> asyncio.Task[Route]:
+        return asyncio.create_task(waker.passage("uid-a", change=True, client=client, verified=verified))
+
+    strangers = [Client(f"192.0.2.{number % 25}") for number in range(500)]
+    flood_tasks = [change(stranger, verified=False) for stranger in strangers]
+    await _turns()
+    assert waker.waiting == 50
+    user_tasks = [change(Client("192.0.2.0"), verified=True) for _ in range(450)]
+    await _turns()
+    assert waker.waiting == 500
+    for declined in (task for task in flood_tasks if task.done()):
+        with pytest.raises(Declined, match="without a verified credential") as caught:
+            await declined
+        assert caught.value.code == 429
+    # The places of unverified requests are free again after these requests end.
+    for task in flood_tasks:
+        task.cancel()
+    await _turns()
+    assert waker.waiting == 450
+    late_task = change(Client("192.0.2.1"), verified=False)
+    await _turns()
+    assert not late_task.done()
+    await waker.aclose()
+    await asyncio.wait([*user_tasks, late_task])
 
 
 async def test_waker_keeps_slots_for_other_control_planes_during_flood(operator: Operator) -> None:

@@ -119,7 +119,8 @@ class Authorizer:
             route = self._route_of(request)
             change = changes(request.method, request.raw_path)
             headers = await self._identified(request, route=route, change=change)
-            await self._waker.passage(route.key, change=change, client=_client_of(request))
+            verified = UNKNOWN_HEADER not in headers
+            await self._waker.passage(route.key, change=change, client=_client_of(request), verified=verified)
         except Declined as declined:
             return _refusal(declined)
         return web.Response(headers=headers | self._limits(route))

@@ -18,6 +18,8 @@ IPV6_NETWORK: Final = 64
 """Prefix length of the IPv6 network that counts as a client address: a client may own all addresses in it."""
 _WINDOW: Final = 60.0
 """Seconds over which the wake-ups of a client address count."""
+_UNVERIFIED: Final = 20
+"""Maximum number of waiting requests of a client address without a verified credential, which may be made up."""
 _MAX_ADDRESSES: Final = 10_000
 """Maximum number of client addresses with counted wake-ups. Beyond it, the least recent address is evicted."""
 
@@ -57,29 +59,41 @@ NOBODY: Final = Client("")
 class ClientLimits:
     """Limits the waiting requests of each client address, and its wake-ups without a verified credential."""
 
-    def __init__(self, *, waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """`waiting` is the maximum number of waiting requests of an address."""
+    def __init__(
+        self, *, waiting: int, unverified: int = _UNVERIFIED, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`waiting` is the maximum number of waiting requests of an address, and `unverified` that of requests without
+        a verified credential among them.
+        """
         self._max_waiting = waiting
+        self._max_unverified = unverified
         self._clock = clock
         self._waiting: Counter[str] = Counter()
+        self._unverified: Counter[str] = Counter()
         self._wakes: OrderedDict[str, deque[float]] = OrderedDict()
 
     @contextlib.contextmanager
-    def place(self, client: Client) -> Iterator[None]:
+    def place(self, client: Client, *, verified: bool = True) -> Iterator[None]:
         """Count a waiting request of this client while the context is open.
 
-        Raises Declined if too many requests wait.
+        `verified` is False if the gateway cannot verify the credential of the request. Raises Declined if too many
+        requests wait.
         """
         address = client.address
         if address and self._waiting[address] >= self._max_waiting:
             raise Declined(429, "too many requests of this client address wait")
-        self._waiting[address] += 1
+        if address and not verified and self._unverified[address] >= self._max_unverified:
+            raise Declined(429, "too many requests of this client address wait without a verified credential")
+        counters = [self._waiting] if verified else [self._waiting, self._unverified]
+        for counter in counters:
+            counter[address] += 1
         try:
             yield
         finally:
-            self._waiting[address] -= 1
-            if not self._waiting[address]:
-                del self._waiting[address]
+            for counter in counters:
+                counter[address] -= 1
+                if not counter[address]:
+                    del counter[address]
 
     def wake(self, client: Client) -> None:
         """Count a wake-up that this client causes.

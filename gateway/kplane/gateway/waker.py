@@ -36,6 +36,10 @@ _SHARE: Final = 8
 """A sleeping control plane may take the eighth part of the places that are left of `_ALL`."""
 _EACH_HELD: Final = 500
 """Maximum number of waiting requests of a control plane with a write hold, which is in use."""
+_EACH_UNVERIFIED: Final = 50
+"""Maximum number of waiting requests of a control plane without a verified credential. Strangers can make up such
+credentials, and must leave places to its users.
+"""
 _EACH_CLIENT: Final = 500
 """Maximum number of waiting requests of a client address: half of `_ALL`. Many clients may share an address."""
 _ASKING_SECONDS: Final = 10.0
@@ -50,6 +54,8 @@ class _Held:
     """Waiting requests of a control plane."""
 
     waiting: int = 0
+    unverified: int = 0
+    """Number of waiting requests without a verified credential."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
     """Event that is set after a change of the control plane's state, and then replaced by a new event."""
     asking: asyncio.Task[None] | None = None
@@ -73,6 +79,7 @@ class Waker:
         failed_patience: timedelta = _FAILED_PATIENCE,
         each: int = _EACH,
         each_held: int = _EACH_HELD,
+        each_unverified: int = _EACH_UNVERIFIED,
         all_together: int = _ALL,
         clients: ClientLimits | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -81,13 +88,15 @@ class Waker:
         """Create a waker without routes.
 
         `patience_seconds` is the maximum wait of a request, and `failed_patience` the maximum wait for a failed control
-        plane. `each`, `each_held`, `all_together` and `clients` limit the number of waiting requests.
+        plane. `each`, `each_held`, `each_unverified`, `all_together` and `clients` limit the number of waiting
+        requests.
         """
         self._request = request
         self._patience_seconds = patience_seconds
         self._failed_patience = failed_patience
         self._each = each
         self._each_held = each_held
+        self._each_unverified = each_unverified
         self._all = all_together
         self._clients = clients or ClientLimits(waiting=_EACH_CLIENT)
         self._clock = clock
@@ -135,15 +144,16 @@ class Waker:
         for held in self._held.values():
             held.tell()
 
-    async def passage(self, key: str, *, change: bool = False, client: Client = NOBODY) -> Route:
+    async def passage(self, key: str, *, change: bool = False, client: Client = NOBODY, verified: bool = True) -> Route:
         """Wait until a request can be passed on to its control plane, and return the route.
 
         Wakes the control plane if it sleeps. `change` is True for a mutating request, which also waits for the end of a
-        write hold. Raises Declined if too many requests wait, or if the control plane is not available in time. Also
-        raises Declined if the control plane does not exist, or if the waker is closed.
+        write hold. `verified` is False if the gateway cannot verify the credential of the request: only a few such
+        requests may wait. Raises Declined if too many requests wait, or if the control plane is not available in time.
+        Also raises Declined if the control plane does not exist, or if the waker is closed.
         """
         if not self._is_settled(key, change=change):
-            await self._wait(key, change=change, client=client)
+            await self._wait(key, change=change, client=client, verified=verified)
         route = self._routes.get(key)
         if self._closed:
             raise Declined(503, "the gateway starts again; retry")
@@ -161,10 +171,10 @@ class Waker:
             held.tell()
         await end_tasks(asking)
 
-    async def _wait(self, key: str, *, change: bool, client: Client) -> None:
+    async def _wait(self, key: str, *, change: bool, client: Client, verified: bool) -> None:
         loop, began = asyncio.get_running_loop(), self._clock()
         latest = loop.time() + self._patience_seconds
-        with self._clients.place(client), self._place(key) as held:
+        with self._clients.place(client, verified=verified), self._place(key, verified=verified) as held:
             try:
                 async with asyncio.timeout_at(latest) as deadline:
                     while not self._is_settled(key, change=change):
@@ -194,7 +204,7 @@ class Waker:
                 await held.news.wait()
 
     @contextlib.contextmanager
-    def _place(self, key: str) -> Iterator[_Held]:
+    def _place(self, key: str, *, verified: bool) -> Iterator[_Held]:
         held = self._held.get(key, _Held())
         limit = self._each_held if self._held_for(key) else self._each
         # The fewer places are left, the fewer a single control plane may take. So a flood of requests leaves room for
@@ -202,12 +212,16 @@ class Waker:
         places = self._all - self.waiting
         if held.waiting >= min(limit, places if self._held_for(key) else places / _SHARE):
             raise Declined(429, "too many requests wait for this control plane")
+        if not verified and held.unverified >= self._each_unverified:
+            raise Declined(429, "too many requests without a verified credential wait for this control plane")
         self._held[key] = held
         held.waiting += 1
+        held.unverified += not verified
         try:
             yield held
         finally:
             held.waiting -= 1
+            held.unverified -= not verified
             self._forget(key, held)
 
     async def _wake(self, key: str, held: _Held) -> None:
