@@ -25,7 +25,7 @@ def stored(name: str, *, spec: dict[str, Any] | None = None, status: dict[str, A
     }
 
 
-def saved(**status: Any) -> dict[str, Any]:
+def saved(name: str = "before", **status: Any) -> dict[str, Any]:
     whole = {
         "phase": "Completed",
         "location": "file",
@@ -35,13 +35,19 @@ def saved(**status: Any) -> dict[str, Any]:
         "kubernetesVersion": "v1.36.3",
         "serviceCIDR": "10.3.0.0/16",
     }
-    return stored("before", spec={"controlPlaneRef": {"name": "acme"}}, status=whole | status)
+    return stored(name, spec={"controlPlaneRef": {"name": "acme"}}, status=whole | status)
 
 
-def stores(*, snapshot: dict[str, Any] | None = None, original: dict[str, Any] | None = None) -> Stores:
+def stores(
+    *,
+    snapshot: dict[str, Any] | None = None,
+    later: dict[str, Any] | None = None,
+    original: dict[str, Any] | None = None,
+) -> Stores:
     filled = Stores()
-    if snapshot is not None:
-        filled.snapshots.apply(snapshot)
+    for obj in (snapshot, later):
+        if obj is not None:
+            filled.snapshots.apply(obj)
     if original is not None:
         filled.control_planes.apply(original)
     return filled
@@ -92,7 +98,7 @@ def test_restore_refuses_snapshot_of_another_data_store(
 
 @pytest.mark.parametrize("mode", ["Virtual", "Dedicated"])
 @pytest.mark.parametrize(
-    ("recorded", "living", "begins_at"), [(5527, None, 5528), (None, 5527, 5528), (5527, 6000, 6001), (3, None, 8)]
+    ("recorded", "living", "begins_at"), [(5527, None, 5528), (None, 5527, 5528), (5527, 6000, 6001), (7, None, 8)]
 )
 def test_restore_begins_right_above_highest_served_revision(
     mode: str, recorded: int | None, living: int | None, begins_at: int
@@ -100,6 +106,26 @@ def test_restore_begins_right_above_highest_served_revision(
     """The rule also holds in another data store, although revisions of two data stores cannot be compared."""
     filled_stores = stores(snapshot=saved(mode="Virtual", dataStore="pool-b", highestRevision=recorded))
     restore = restore_status(new(SNAPSHOT, mode=mode), stores=filled_stores, living=living)
+    assert restore is not None
+    assert restore.begins_at == begins_at
+
+
+@pytest.mark.parametrize(
+    ("recorded", "later", "begins_at"),
+    [
+        (None, {"revision": 5_000_000}, 5_100_000),
+        (None, {"revision": 5_000_000, "highestRevision": 5_000_040}, 5_000_041),
+        # The original outlived the deletion that recorded the revision, such as of a restore for a test.
+        (5527, {"revision": 5_000_000}, 5_100_000),
+        (5527, {"revision": 5_000_000, "phase": "Failed"}, 5528),
+        (5527, {"revision": 5_000_000, "controlPlaneUID": "uid-of-another"}, 5528),
+    ],
+)
+def test_restore_begins_above_later_snapshots_of_same_control_plane(
+    recorded: int | None, later: dict[str, Any], begins_at: int
+) -> None:
+    filled_stores = stores(snapshot=saved(highestRevision=recorded), later=saved("later", **later))
+    restore = restore_status(new(SNAPSHOT), stores=filled_stores)
     assert restore is not None
     assert restore.begins_at == begins_at
 

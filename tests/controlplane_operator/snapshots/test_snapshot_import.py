@@ -81,8 +81,8 @@ class World:
         return sorted(snapshot["metadata"]["name"] for snapshot in self.stores.snapshots)
 
 
-def described(archive: ArchiveName = ARCHIVE) -> CatalogEntry:
-    status = ControlPlaneSnapshotStatus.model_validate(completed())
+def described(archive: ArchiveName = ARCHIVE, **given: Any) -> CatalogEntry:
+    status = ControlPlaneSnapshotStatus.model_validate(completed(**given))
     return CatalogEntry.of(archive, status, control_plane="acme", recipients=[str(KEY.to_public())])
 
 
@@ -118,6 +118,46 @@ async def test_importer_creates_object_with_deletion_policy_retain(world: World)
     assert obj["metadata"]["annotations"] == {IMPORTED_FROM_ANNOTATION: ARCHIVE.file}
     await world.importer.sync()
     assert world.names() == ["daily"]
+
+
+async def test_entry_carries_highest_revision_to_another_cluster(world: World) -> None:
+    world.write()
+    world.keep("daily", uid=UID, status=completed(location=ARCHIVE.file, highestRevision=5527))
+    await world.importer.sync()
+    entry = await world.storage.entry(ARCHIVE)
+    assert entry == described(highestRevision=5527)
+    assert entry.recorded()["highest_revision"] == 5527
+
+
+async def test_importer_reads_entry_again_only_if_highest_revision_rises(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.write(entry=described(highestRevision=5600).encoded())
+    world.keep("daily", uid=UID, status=completed(location=ARCHIVE.file, highestRevision=5527))
+    read = AsyncMock(wraps=world.storage.entry)
+    monkeypatch.setattr(world.storage, "entry", read)
+    for revision, reads in ((5527, 1), (5527, 1), (5700, 2), (5700, 2)):
+        world.keep("daily", uid=UID, status=completed(location=ARCHIVE.file, highestRevision=revision))
+        await world.importer.sync()
+        assert read.await_count == reads
+    # The entry keeps a higher revision, which the operator of another cluster wrote.
+    assert (await world.storage.entry(ARCHIVE)).highest_revision == 5700
+
+
+async def test_importer_records_no_revision_in_entry_of_deleted_snapshot(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.write()
+    world.keep("daily", uid=UID, status=completed(location=ARCHIVE.file, highestRevision=5527))
+
+    async def deleted_meanwhile(_: ArchiveName) -> CatalogEntry:
+        world.stores.snapshots.remove(world.stores.snapshots.get(("", "daily")) or {})
+        await world.storage.remove(ARCHIVE.file)
+        return described()
+
+    monkeypatch.setattr(world.storage, "entry", deleted_meanwhile)
+    await world.importer.sync()
+    assert list(world.directory.iterdir()) == []
 
 
 async def test_importer_leaves_objects_that_have_their_file(world: World) -> None:
@@ -223,6 +263,7 @@ async def test_importer_describes_files_of_an_earlier_version(world: World) -> N
                 {"sha256": "A" * 64},
                 {"revision": 1 << 62},
                 {"revision": -1},
+                {"highestRevision": 1 << 62},
                 {"keys": "many"},
                 {"serviceCIDR": "10.96.0.1/8"},
                 {"kubernetesVersion": "v1.36.3\nfailed"},

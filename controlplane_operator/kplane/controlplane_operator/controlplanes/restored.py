@@ -18,7 +18,7 @@ from kplane.api import (
 from kplane.api.reasons import Reason
 from kplane.controlplane_operator.controlplanes.served_revisions import UNKNOWN_REVISIONS
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.status.partial import as_recorded
+from kplane.controlplane_operator.status.partial import PartialSnapshot, as_recorded
 from kplane.controlplane_operator.watch.stores import Stores
 
 __all__ = ["restore_status", "restored_service_cidr"]
@@ -43,7 +43,11 @@ def restore_status(control_plane: ControlPlane, *, stores: Stores, living: int |
         )
     name, home = source.snapshot_ref.name, control_plane.home
     status = _snapshot(control_plane, stores=stores)
-    served = max((revision for revision in (status.highest_revision, living) if revision is not None), default=None)
+    newest, highest = _recorded_revisions(status, stores=stores)
+    if living is not None:
+        highest = max(living, highest or 0)
+    # A snapshot above the highest revision was made later, so that its clients may have seen even higher revisions.
+    served = highest if highest is not None and highest >= newest else None
     if (
         served is None
         and not source.clone
@@ -63,7 +67,7 @@ def restore_status(control_plane: ControlPlane, *, stores: Stores, living: int |
         sha256=status.sha256,
         control_plane_uid=status.control_plane_uid,
         kubernetes_version=status.kubernetes_version,
-        begins_at=None if source.clone else _begins_at(status.revision, served=served, mode=home.mode),
+        begins_at=None if source.clone else _begins_at(newest, served=served, mode=home.mode),
     )
 
 
@@ -79,14 +83,30 @@ def restored_service_cidr(control_plane: ControlPlane, *, stores: Stores) -> str
     return _snapshot(control_plane, stores=stores).service_cidr
 
 
-def _begins_at(revision: int, *, served: int | None, mode: ControlPlaneMode) -> int:
+def _recorded_revisions(status: ControlPlaneSnapshotStatus, *, stores: Stores) -> tuple[int, int | None]:
+    """Return the newest and the highest revision that all snapshots of the same control plane record.
+
+    The newest one is that of a snapshot. The highest one, which a deletion recorded, is None if no snapshot has it.
+    """
+    siblings = [status]
+    for obj in stores.snapshots:
+        sibling = PartialSnapshot.of(obj).status
+        if sibling.phase is SnapshotPhase.COMPLETED and sibling.control_plane_uid == status.control_plane_uid:
+            siblings.append(sibling)
+    newest = max((sibling.revision for sibling in siblings if sibling.revision is not None), default=0)
+    highest = (sibling.highest_revision for sibling in siblings if sibling.highest_revision is not None)
+    return newest, max(highest, default=None)
+
+
+def _begins_at(newest: int, *, served: int | None, mode: ControlPlaneMode) -> int:
     """Return the lowest revision that no client has seen.
 
-    A higher revision would be a drawback: a control plane far above the shared etcd could not move there.
+    A higher revision would be a drawback: a control plane far above the shared etcd could not move there. `newest` is
+    the revision of the newest snapshot, and `served` an upper bound of the revisions that clients have seen.
     """
     if served is not None:
-        return max(served, revision) + 1
-    return revision + (UNKNOWN_REVISIONS if mode is ControlPlaneMode.DEDICATED else _UNKNOWN_IN_SHARED_ETCD)
+        return served + 1
+    return newest + (UNKNOWN_REVISIONS if mode is ControlPlaneMode.DEDICATED else _UNKNOWN_IN_SHARED_ETCD)
 
 
 def _snapshot(control_plane: ControlPlane, *, stores: Stores) -> ControlPlaneSnapshotStatus:

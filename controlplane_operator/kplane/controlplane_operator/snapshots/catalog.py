@@ -56,6 +56,8 @@ class CatalogEntry(ApiModel):
     mode: ControlPlaneMode
     data_store: NamespaceName | None = None
     revision: _Count
+    highest_revision: _Count | None = None
+    """The highest revision that clients have seen. Absent until the control plane is deleted."""
     keys: _Count
     bytes: _Count
     """Total size of the keys and values, in bytes."""
@@ -120,6 +122,7 @@ _RECORDED: Final = (
     "mode",
     "data_store",
     "revision",
+    "highest_revision",
     "keys",
     "bytes",
     "sha256",

@@ -27,7 +27,7 @@ from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
 from kplane.controlplane_operator.status.partial import PartialSnapshot
 from kplane.controlplane_operator.tenant.identity import read_cluster_uid
 from kplane.controlplane_operator.watch.backoff import jittered, retry_backoff
-from kplane.controlplane_operator.watch.cache import Object
+from kplane.controlplane_operator.watch.cache import Object, key_of
 from kplane.provider import AlreadyExists, Conflict, Forbidden, Invalid, NotFound, ProviderError
 
 __all__ = ["SnapshotImporter"]
@@ -46,6 +46,8 @@ class SnapshotImporter:
         self._storage = storage
         self._refused: dict[str, str] = {}
         """Invalid entries: by name of the entry, the text that the listing had for the file when the entry was read."""
+        self._recorded: dict[str, int] = {}
+        """Highest revisions that entries are known to have, by uid of the snapshot that wrote the file."""
         self._missing: set[str] = set()
         """Files of imported objects that the last listing lacked."""
 
@@ -70,7 +72,7 @@ class SnapshotImporter:
         # Read the cache before the listing: the cache still has the object of a file that is written or hidden during
         # the listing.
         imported = [snapshot for snapshot in self._context.stores.snapshots if imported_from(snapshot) is not None]
-        locations = self._known()
+        objects = self._by_location()
         files = await self._storage.files()
         archives = [archive for file in files if (archive := ArchiveName.read(file)) is not None]
         if archives:
@@ -79,20 +81,22 @@ class SnapshotImporter:
             # Without any archive, the volume may not be mounted: its directory is empty then.
             self._missing.clear()
         hidden = await self._hidden(files, archives)
-        locations |= self._known()
+        objects |= self._by_location()
         for archive in archives:
             if archive.entry not in files:
                 await self._describe(archive)
-            elif archive.file not in locations and archive.uid not in hidden:
+            elif (snapshot := objects.get(archive.file)) is not None:
+                await self._record_highest_revision(archive, snapshot)
+            elif archive.uid not in hidden:
                 await self._import(archive, content=files[archive.entry])
         self._refused = {name: content for name, content in self._refused.items() if files.get(name) == content}
 
-    def _known(self) -> set[str]:
-        """Return the locations of the files that the objects have or will have."""
-        locations = set()
-        for snapshot in self._context.stores.snapshots:
-            locations.add(location_of(snapshot) or file_name(PartialSnapshot.of(snapshot)))
-        return locations
+    def _by_location(self) -> dict[str, Object]:
+        """Return the objects by the location of the file that each has or will have."""
+        return {
+            location_of(snapshot) or file_name(PartialSnapshot.of(snapshot)): snapshot
+            for snapshot in self._context.stores.snapshots
+        }
 
     async def _delete_lost(self, imported: list[Object], files: Mapping[str, str]) -> None:
         """Delete imported objects whose files another management cluster has deleted.
@@ -138,6 +142,28 @@ class SnapshotImporter:
             await self._storage.describe(archive, entry)
         except BackupFailed as error:
             _log.warning("%s", error)
+
+    async def _record_highest_revision(self, archive: ArchiveName, snapshot: Object) -> None:
+        """Write the highest revision of the control plane into the entry. Its object has it since a deletion."""
+        highest = PartialSnapshot.of(snapshot).status.highest_revision
+        if highest is None or self._recorded.get(archive.uid, -1) >= highest:
+            return
+        try:
+            entry = await self._storage.entry(archive)
+            current = self._context.stores.snapshots.get(key_of(snapshot))
+            if current is None or "deletionTimestamp" in current["metadata"] or location_of(current) != archive.file:
+                return
+            if (entry.highest_revision or 0) < highest:
+                status = PartialSnapshot.of(current).status
+                described = CatalogEntry.of(
+                    archive, status, control_plane=entry.control_plane, recipients=entry.recipients
+                )
+                # No await since the read of the cache, so the deletion of the file cannot have begun.
+                await self._storage.describe(archive, described)
+        except (BackupFailed, OSError) as error:
+            _log.warning("failed to record the highest revision of snapshot %s: %s", archive.file, error)
+            return
+        self._recorded[archive.uid] = highest
 
     async def _import(self, archive: ArchiveName, *, content: str) -> None:
         """Create the object of an entry. The reconciler copies the status from the entry."""
