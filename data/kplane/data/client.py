@@ -262,15 +262,17 @@ class Client:
         """Write a key, and return the revision of the write."""
         return (await self._call(rpc.PUT, pb.PutRequest(key=key, value=value))).header.revision
 
-    async def last_of_first(self, prefix: str, *, count: int) -> bytes | None:
-        """Return the last of the first `count` keys of a prefix; None if the prefix has at most `count` keys.
+    async def key_pages(self, prefix: str, *, size: int) -> AsyncIterator[tuple[bytes, ...]]:
+        """Read the keys of a prefix without their values, in pages of at most `size` keys.
 
+        Each page has the revision of its read, so that the caller may delete the keys of earlier pages meanwhile.
         Raises InvalidPrefix.
         """
-        start = prefixes.checked(prefix)
-        end = prefixes.range_end(start)
-        answer = await self._call(rpc.RANGE, pb.RangeRequest(key=start, range_end=end, limit=count, keys_only=True))
-        return answer.kvs[-1].key if answer.more else None
+        walk = Walk(prefix, first=size, most=size, size=_PAGE_BYTES)
+        while not walk.ended:
+            answer = await self._range(walk, keys_only=True)
+            if answer.kvs:
+                yield tuple(pair.key for pair in answer.kvs)
 
     async def apply(self, operations: Sequence[Operation], *, only_if: Sequence[Condition] = ()) -> Applied:
         """Apply all operations in one transaction, if all conditions hold.
@@ -318,9 +320,16 @@ class Client:
         """Return the remaining seconds of a lease; 0 or less if the lease has expired."""
         return (await self._call(rpc.LEASE_TIME_TO_LIVE, pb.LeaseTimeToLiveRequest(ID=lease))).TTL
 
-    async def _range(self, walk: Walk, *, revision: int = 0, serializable: bool = False) -> pb.RangeResponse:
+    async def _range(
+        self, walk: Walk, *, revision: int = 0, serializable: bool = False, keys_only: bool = False
+    ) -> pb.RangeResponse:
         request = pb.RangeRequest(
-            key=walk.start, range_end=walk.end, limit=walk.limit, revision=revision, serializable=serializable
+            key=walk.start,
+            range_end=walk.end,
+            limit=walk.limit,
+            revision=revision,
+            serializable=serializable,
+            keys_only=keys_only,
         )
         answer = await self._call(rpc.RANGE, request)
         walk.advance(answer)

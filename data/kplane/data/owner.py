@@ -116,8 +116,14 @@ async def delete_owned(client: Client, prefix: str, *, owner: Owner) -> int:
     start, guard, deleted = prefixes.checked(prefix), [owned_by(prefix, owner)], 0
     try:
         await client.apply([Delete(identity_key(prefix))], only_if=guard)
-        while (last := await client.last_of_first(prefix, count=_CHUNK)) is not None:
-            deleted += (await client.apply([DeleteRange(start, last + b"\0")], only_if=guard)).deleted
+        former: tuple[bytes, ...] = ()
+        async for page in client.key_pages(prefix, size=_CHUNK):
+            # From the first key of the page on: etcd keeps deleted keys in its index until a compaction, and each
+            # range passes through them.
+            if former:
+                chunk = DeleteRange(former[0], former[-1] + b"\0")
+                deleted += (await client.apply([chunk], only_if=guard)).deleted
+            former = page
         rest: list[Operation] = [DeleteRange(start, prefixes.range_end(start)), Delete(owner_key(prefix))]
         return deleted + (await client.apply(rest, only_if=guard)).deleted - 1
     except ConditionNotMet:

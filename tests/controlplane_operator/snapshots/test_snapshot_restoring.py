@@ -26,7 +26,7 @@ from kplane.controlplane_operator.snapshots.saving import save_snapshot
 from kplane.controlplane_operator.snapshots.source import Source
 from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.data import Client, KeyValue, Page
+from kplane.data import Client, Compacted, DataError, KeyValue, Page
 
 KEY = pyrage.x25519.Identity.generate()
 NAME = "controlplane-acme-uid.age"
@@ -144,23 +144,88 @@ async def test_restore_of_keys_runs_as_job_and_reports_last_error(
     await operator.woken.get()
 
 
-async def test_restore_fails_if_data_exceed_quota_of_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Etcd:
-        def __init__(self, *_: Any, **__: Any) -> None:
-            pass
+class Etcd:
+    """Connection to an etcd without a copy."""
 
-        async def __aenter__(self) -> Self:
-            return self
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
 
-        async def __aexit__(self, *_: object) -> None:
-            pass
+    async def __aenter__(self) -> Self:
+        return self
 
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def empty_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing(*_: Any, **__: Any) -> bool:
         return False
 
     monkeypatch.setattr(restoring, "Client", Etcd)
     for call in ("claim", "is_copy"):
         monkeypatch.setattr(restoring, call, nothing)
+
+
+@pytest.mark.usefixtures("empty_etcd")
+async def test_clone_stops_after_three_attempts_that_etcd_outran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control_plane = ControlPlane.model_validate(
+        {
+            "metadata": {"name": "copy", "uid": "2"},
+            "spec": {"mode": "Virtual", "source": {"controlPlaneRef": {"name": "acme"}, "clone": True}},
+        }
+    )
+    operator = Operator()
+    restorer: Any = SnapshotRestorer(
+        operator,  # type: ignore[arg-type]
+        jobs=SnapshotJobs(),
+        storage=SnapshotStorage(Volume(tmp_path), []),
+        sources=operator,  # type: ignore[arg-type]
+    )
+    errors: list[Exception] = [
+        *(Compacted("etcd has compacted revision 7") for _ in range(2)),
+        # Another failure in between begins the count again.
+        DataError("etcd does not answer"),
+        *(Compacted("etcd has compacted revision 7") for _ in range(3)),
+    ]
+    attempts = 0
+
+    async def write(*_: Any, **__: Any) -> None:
+        nonlocal attempts
+        attempts += 1
+        raise errors.pop(0)
+
+    monkeypatch.setattr(restorer, "_write", write)
+
+    async def restore() -> str:
+        with pytest.raises(ConditionError) as caught:
+            await restorer.restore_data(control_plane, endpoint="", credentials=None, prefix="/clusters/copy/")
+        return caught.value.message
+
+    while errors:
+        await restore()
+        async with asyncio.timeout(20):
+            await operator.woken.get()
+        message = await restore()
+    for _ in range(3):
+        assert await restore() == message
+    assert attempts == 6
+    assert "3 times, etcd compacted the revision" in message
+    assert "no attempt follows. Give etcd and the operator more processor time" in message
+
+    # A new control plane of the same name has another uid, and the removal of the former one forgets its attempts.
+    restorer.forget("2")
+    errors.append(DataError("etcd does not answer"))
+    await restore()
+    async with asyncio.timeout(20):
+        await operator.woken.get()
+    assert attempts == 7
+
+
+@pytest.mark.usefixtures("empty_etcd")
+async def test_restore_fails_if_data_exceed_quota_of_class(tmp_path: Path) -> None:
     operator = Operator()
     snapshot = {"metadata": {"name": "ashes", "uid": "2"}, "spec": {}, "status": {"bytes": 5 << 20}}
     control_plane_class = ControlPlaneClass.model_validate(

@@ -56,6 +56,8 @@ _log: Final = logging.getLogger(__name__)
 
 _EXPECTED: Final = (OperatorError, DataError, PkiError, ProviderError, OSError, TimeoutError)
 _CALL_SECONDS: Final = 30.0
+_MOST_COMPACTED: Final = 3
+"""Number of consecutive attempts that etcd outruns by a compaction, after which no further attempt starts."""
 _IDENTITY: Final = "identity"
 _ENCRYPTED: Final = (
     ", and a clone has to read all objects: restore a ControlPlaneSnapshot without clone, or remove encryptedResources"
@@ -77,6 +79,8 @@ class SnapshotRestorer:
         self._sources = sources
         self._failed: dict[str, tuple[Reason, str]] = {}
         """By uid of a control plane: the reason and message of the last failed attempt, until an attempt succeeds."""
+        self._compacted: dict[str, int] = {}
+        """By uid: the number of consecutive attempts during which etcd compacted the revision too early."""
         self._reported: set[str] = set()
         """Uids of control planes whose last failure was reported. Their next reconcile starts the next attempt."""
         self._read: dict[str, dict[str, bytes]] = {}
@@ -113,7 +117,7 @@ class SnapshotRestorer:
             except DataError as error:
                 raise ConditionError(Reason.ETCD_UNAVAILABLE, str(error)) from error
             if done:
-                self._failed.pop(uid, None)
+                self._succeeded(uid)
                 self._restored.add(uid)
                 return
             if uid in self._restored:
@@ -137,13 +141,13 @@ class SnapshotRestorer:
 
     def forget(self, uid: str) -> None:
         """See `Restorer.forget`."""
-        self._failed.pop(uid, None)
+        self._succeeded(uid)
         self._read.pop(uid, None)
         self._reported.discard(uid)
         self._restored.discard(uid)
 
     def _begin(self, control_plane: ControlPlane, *, what: str, work: Callable[[], Awaitable[None]]) -> NoReturn:
-        """Start a job for the work, unless a job of the control plane is running.
+        """Start a job for the work, unless a job of the control plane is running or too many attempts were outrun.
 
         Raises ConditionError with the progress, or with the reason why the last job failed.
         """
@@ -152,6 +156,9 @@ class SnapshotRestorer:
         failure, message = self._failed.get(uid), f"{act} the {what} of {_origin_name(control_plane)}"
         if failure is not None and uid not in self._reported:
             self._reported.add(uid)
+        elif self._compacted.get(uid, 0) >= _MOST_COMPACTED:
+            # Each attempt reads all data, and slows down an etcd that is too slow already.
+            pass
         elif not self._jobs.has(uid) and not self._jobs.start(uid, of=uid, work=lambda: self._run(control_plane, work)):
             message = "other control planes are being restored or cloned; waiting for them"
         if failure is not None:
@@ -162,9 +169,10 @@ class SnapshotRestorer:
         uid = control_plane.metadata.uid or ""
         try:
             await work()
-            self._failed.pop(uid, None)
+            self._succeeded(uid)
         except _EXPECTED as error:
-            reason, message = _told(error)
+            self._compacted[uid] = self._compacted.get(uid, 0) + 1 if isinstance(error, Compacted) else 0
+            reason, message = _told(error, attempts=self._compacted[uid])
             self._failed[uid] = reason, message
             _log.warning("failed to restore control plane %s: %s", control_plane.name, message)
         except Exception:  # noqa: BLE001 - it is tried again
@@ -172,6 +180,10 @@ class SnapshotRestorer:
             _log.exception("failed to restore control plane %s", control_plane.name)
         self._reported.discard(uid)
         self._context.queues.control_planes.add(("", control_plane.name))
+
+    def _succeeded(self, uid: str) -> None:
+        self._failed.pop(uid, None)
+        self._compacted.pop(uid, None)
 
     async def _read_keys(self, control_plane: ControlPlane) -> None:
         origin = await self._saved(control_plane)
@@ -304,15 +316,24 @@ def _origin_name(control_plane: ControlPlane) -> str:
     return f"snapshot {_restore(control_plane).snapshot}"
 
 
-def _told(error: BaseException) -> tuple[Reason, str]:
-    """Return the reason and message for the error of a failed attempt, with a remedy."""
+def _told(error: BaseException, *, attempts: int) -> tuple[Reason, str]:
+    """Return the reason and message for the error of a failed attempt, with a remedy.
+
+    `attempts` is the number of consecutive attempts that etcd outran by a compaction.
+    """
     match error:
         case ValueEncrypted():
             return Reason.SOURCE_ENCRYPTED, f"{error}{_ENCRYPTED}"
         case RevisionTooFar():
             return Reason.RESTORE_FAILED, f"{error}; restore the snapshot with spec.mode Dedicated"
         case Compacted():
-            return Reason.RESTORE_FAILED, f"{error}: to read the data took longer than 5 to 10 minutes"
+            stopped = "; no attempt follows" if attempts >= _MOST_COMPACTED else ""
+            return Reason.RESTORE_FAILED, (
+                f"{error}: {attempts} times, etcd compacted the revision before all data were read, and it keeps one"
+                f" for 5 to 10 minutes{stopped}. Give etcd and the operator more processor time or delete objects of"
+                " the original, then delete this control plane and create it again; a clone of a ControlPlaneSnapshot reads"
+                " less from etcd than a clone of a control plane"
+            )
         case _:
             return Reason.RESTORE_FAILED, str(error) or "an answer took too long"
 
