@@ -18,10 +18,11 @@ __all__ = ["add_finalizer", "remove_finalizer"]
 T = TypeVar("T")
 
 
-async def add_finalizer(client: Client, found: T, finalizer: str) -> T:
+async def add_finalizer(client: Client, found: T, finalizer: str, *, field_manager: str | None = None) -> T:
     """Add a finalizer to an object unless present, and return the latest state of the object: a dict, or an instance.
 
     Await this call before the work that the finalizer cleans up: an object without it can be deleted at any time.
+    `field_manager` is by default that of the client.
     Raises ProviderError if the object is being deleted, because the API server accepts no finalizers then. Raises
     NotFound if the object is gone, and DecodeFailed if its class does not accept the latest state.
     """
@@ -38,22 +39,29 @@ async def add_finalizer(client: Client, found: T, finalizer: str) -> T:
     # An instance shows that it has the finalizer. It may lack finalizers that its class does not keep.
     if not view.is_whole and finalizer in _finalizers(view.body):
         return found
-    written = await _write(client, view, added)
+    written = await _write(client, view, added, field_manager=field_manager)
     if written is None:
         raise NotFound(404, "NotFound", f"{title_of(view.body)} is gone")
     return view.restore(written, source=client.config.server)
 
 
-async def remove_finalizer(client: Client, found: object, finalizer: str) -> None:
+async def remove_finalizer(client: Client, found: object, finalizer: str, *, field_manager: str | None = None) -> None:
     """Remove a finalizer from an object, if the object exists and has it.
 
     Await this call after the cleanup: if the process ends in between, its successor repeats the cleanup.
+    `field_manager` is by default that of the client.
     """
     view = view_of(found)
-    await _write(client, view, lambda existing: [other for other in _finalizers(existing) if other != finalizer])
+
+    def removed(existing: Object) -> list[str]:
+        return [other for other in _finalizers(existing) if other != finalizer]
+
+    await _write(client, view, removed, field_manager=field_manager)
 
 
-async def _write(client: Client, view: View[Any], change: Callable[[Object], list[str]]) -> Object | None:
+async def _write(
+    client: Client, view: View[Any], change: Callable[[Object], list[str]], *, field_manager: str | None
+) -> Object | None:
     """Write the finalizers that `change` returns. Returns None if the object is gone."""
     kind, name, namespace, uid = view.kind, name_of(view.body), namespace_of(view.body), view.uid
     # The first attempt uses the given state if it is whole. Retries read the object.
@@ -68,7 +76,8 @@ async def _write(client: Client, view: View[Any], change: Callable[[Object], lis
             return existing
         # A merge patch replaces the whole list. The resourceVersion protects finalizers that others add meanwhile.
         metadata = {"resourceVersion": existing["metadata"]["resourceVersion"], "finalizers": finalizers}
-        return await or_none(client.patch(kind, name, {"metadata": metadata}, namespace=namespace))
+        patch = client.patch(kind, name, {"metadata": metadata}, namespace=namespace, field_manager=field_manager)
+        return await or_none(patch)
 
     return await retry_on_conflict(attempt)
 

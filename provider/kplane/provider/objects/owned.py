@@ -49,6 +49,7 @@ async def apply_owned(
     kinds: Iterable[Kind[Any]] = (),
     part: str = "",
     adopt: bool = False,
+    field_manager: str | None = None,
 ) -> Applied[Object]: ...
 @overload
 async def apply_owned(
@@ -59,6 +60,7 @@ async def apply_owned(
     kinds: Iterable[Kind[Any]] = (),
     part: str = "",
     adopt: bool = False,
+    field_manager: str | None = None,
 ) -> Applied[ObjectT]: ...
 async def apply_owned(
     cluster: Cluster,
@@ -68,6 +70,7 @@ async def apply_owned(
     kinds: Iterable[Kind[Any]] = (),
     part: str = "",
     adopt: bool = False,
+    field_manager: str | None = None,
 ) -> Applied[ObjectT]:
     """Make `objects` the owned objects of an owner: apply changed objects, then delete objects left out of `objects`.
 
@@ -83,11 +86,12 @@ async def apply_owned(
     deleted is left alone; the event of its deletion causes the reconcile that creates it again.
 
     An object with another controller is never changed or deleted. An object without a controller is taken over only
-    with `adopt`. Raises ObjectTaken for both, possibly after writes of other objects. Raises ProviderError for two
-    objects with the same kind and name, and for objects that the owner cannot own.
+    with `adopt`. Raises ObjectTaken for both, possibly after writes of other objects. `field_manager` is by default
+    that of the client; always give the same one, because another one does not remove the fields of this one. Raises
+    ProviderError for two objects with the same kind and name, and for objects that the owner cannot own.
     """
     owning = view_of(owner)
-    work = _Work(cluster, owning, part=part, adopt=adopt)
+    work = _Work(cluster, owning, part=part, adopt=adopt, field_manager=field_manager)
     # Check all objects before the first write.
     described = [await work.describe(view_of(body)) for body in objects]
     if len({target.key for target in described}) != len(described):
@@ -129,7 +133,9 @@ class _Described(Generic[ObjectT]):
 class _Work:
     """Applies and prunes the objects of an owner."""
 
-    def __init__(self, cluster: Cluster, owner: View[Any], *, part: str, adopt: bool) -> None:
+    def __init__(
+        self, cluster: Cluster, owner: View[Any], *, part: str, adopt: bool, field_manager: str | None
+    ) -> None:
         if not _PART.fullmatch(part):
             raise ProviderError(f"{part!r} cannot be a part: use up to 26 of a-z, 0-9 and -")
         self.written = 0
@@ -138,6 +144,7 @@ class _Work:
         self._owner = owner.body
         self._label = ".".join(filter(None, (part, owner.uid)))
         self._adopt = adopt
+        self._field_manager = field_manager
 
     async def owned_kind(self, kind: Kind[Any]) -> Resource:
         """Return a kind. Raises ProviderError if the owner cannot own objects of the kind."""
@@ -194,7 +201,9 @@ class _Work:
             # The uid makes the server refuse the write for a new object with the same name.
             body = {**body, "metadata": {**body["metadata"], "uid": uid_of(existing)}}
         # An object that appears meanwhile belongs to another program. Without force, its fields stay.
-        answer = await self._cluster.client.apply(described.resource, body, force=existing is not None)
+        answer = await self._cluster.client.apply(
+            described.resource, body, force=existing is not None, field_manager=self._field_manager
+        )
         self.written += 1
         log.info("applied %s", title_of(answer))
         return answer

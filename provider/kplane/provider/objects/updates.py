@@ -33,14 +33,29 @@ class Outcome(NamedTuple, Generic[ObjectT]):
 
 @overload
 async def create_or_update(
-    client: Client, body: Object, mutate: Callable[[Object], object], *, cache: Cache | None = None
+    client: Client,
+    body: Object,
+    mutate: Callable[[Object], object],
+    *,
+    cache: Cache | None = None,
+    field_manager: str | None = None,
 ) -> Outcome[Object]: ...
 @overload
 async def create_or_update(
-    client: Client, body: ObjectT, mutate: Callable[[ObjectT], object], *, cache: Cache | None = None
+    client: Client,
+    body: ObjectT,
+    mutate: Callable[[ObjectT], object],
+    *,
+    cache: Cache | None = None,
+    field_manager: str | None = None,
 ) -> Outcome[ObjectT]: ...
 async def create_or_update(
-    client: Client, body: ObjectT, mutate: Mutate, *, cache: Cache | None = None
+    client: Client,
+    body: ObjectT,
+    mutate: Mutate,
+    *,
+    cache: Cache | None = None,
+    field_manager: str | None = None,
 ) -> Outcome[ObjectT]:
     """Create the object that `body` names, or update it. Upstream's `controllerutil.CreateOrUpdate`.
 
@@ -51,8 +66,9 @@ async def create_or_update(
     the existing object that the class does not keep stay.
 
     With a `cache`, the first attempt reads from the cache, so an object in its desired state costs no request. The
-    `transform` of the cache must not drop fields, because the update would remove them. Raises
-    ProviderError if `mutate` is a coroutine function or changes the name, and as `Client.create` and `Client.replace`.
+    `transform` of the cache must not drop fields, because the update would remove them. `field_manager` is by default
+    that of the client. Raises ProviderError if `mutate` is a coroutine function or changes the name, and as
+    `Client.create` and `Client.replace`.
     """
     view, source = view_of(body), client.config.server
     kind, name, namespace = view.kind, name_of(view.body), namespace_of(view.body)
@@ -70,24 +86,28 @@ async def create_or_update(
         _require_same(view.body, desired)
         if existing is None:
             try:
-                created = await client.create(kind, desired)
+                created = await client.create(kind, desired, field_manager=field_manager)
             except AlreadyExists as error:
                 # The next attempt reads and updates the object.
                 raise Conflict(error.status, "Conflict", error.message) from error
             return Outcome("created", view.restore(created, source=source))
         if mutated is None:
             return Outcome("unchanged", view.restore(existing, source=source))
-        return Outcome("updated", view.restore(await client.replace(kind, mutated), source=source))
+        replaced = await client.replace(kind, mutated, field_manager=field_manager)
+        return Outcome("updated", view.restore(replaced, source=source))
 
     return await retry_on_conflict(attempt)
 
 
-async def update_status(client: Client, found: ObjectT, mutate: Mutate) -> ObjectT | None:
+async def update_status(
+    client: Client, found: ObjectT, mutate: Mutate, *, field_manager: str | None = None
+) -> ObjectT | None:
     """Write the status of an object if `mutate` changes it. Returns its latest state, or None if it is gone.
 
     `mutate` gets the status, which is empty at first, and changes it. `found` is the object as it was read. A conflict
     is retried with the latest state of the object, so conditions of other programs stay. An object of the same name
-    with another uid is left alone. Raises ProviderError if `mutate` is a coroutine function.
+    with another uid is left alone. `field_manager` is by default that of the client. Raises ProviderError if `mutate`
+    is a coroutine function.
 
     If `found` is an instance, `mutate` gets the attribute `status` of a copy. It may return another status, as a frozen
     class needs. A write then reads the object first, and fields of the status that the class does not keep stay. Raises
@@ -109,7 +129,7 @@ async def update_status(client: Client, found: ObjectT, mutate: Mutate) -> Objec
         if desired is None:
             return view.restore(existing, source=source)
         try:
-            written = await client.replace(kind, desired, subresource="status")
+            written = await client.replace(kind, desired, subresource="status", field_manager=field_manager)
         except NotFound as error:
             if await or_none(client.get(kind, name, namespace=namespace)) is None:
                 return None
