@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
+import inspect
 
 import pytest
 
@@ -68,6 +70,14 @@ def test_manager_without_usable_name_is_refused(name):
 def test_manager_without_name_error_names_the_remedy():
     with pytest.raises(ProviderError, match=r"name='my-operator'"):
         Manager(None)
+
+
+def test_signature_of_manager_requires_a_name():
+    """Type checkers read the annotations of the constructor, which decides whether an editor names the mistake."""
+    tree = ast.parse(inspect.getsource(Manager))
+    [init] = [node for node in tree.body[0].body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
+    defaults = dict(zip([argument.arg for argument in init.args.kwonlyargs], init.args.kw_defaults, strict=True))
+    assert defaults["name"] is None
 
 
 def test_user_agent_has_name_version_and_library():

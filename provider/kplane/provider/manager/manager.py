@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from types import TracebackType
-from typing import Any, Final, Self
+from types import FunctionType, TracebackType
+from typing import Any, Final, ParamSpec, Self, cast
 
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.aio.cancellation import complete, end_tasks
@@ -32,6 +32,15 @@ from kplane.provider.fleet.view import FleetView
 from kplane.provider.manager.checks import Check, Checks
 
 __all__ = ["Manager", "ScopedManager"]
+
+P = ParamSpec("P")
+
+
+def _explain_missing_name(init: Callable[P, None]) -> Callable[P, None]:
+    """Let a call without `name` reach `require_name`, whose error has a remedy. Type checkers still require `name`."""
+    function = cast("FunctionType", init)
+    function.__kwdefaults__ = {**(function.__kwdefaults__ or {}), "name": ""}
+    return init
 
 
 class Manager:
@@ -61,12 +70,13 @@ class Manager:
     manager runs once.
     """
 
+    @_explain_missing_name
     def __init__(
         self,
         config: ClusterConfig | None,
         provider: Provider | None = None,
         *,
-        name: str = "",
+        name: str,
         version: str = "",
         awares: Iterable[Aware | LocalAware | Runnable] = (),
         coordinator: Coordinator | None = None,
