@@ -62,6 +62,21 @@ def test_manager_loads_the_client_and_no_server():
     assert loaded_by(f"{statement}\nassert 'aiohttp.web' not in sys.modules") != []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    "statement", ["import kplane.provider", "from kplane.provider import Manager, controller, run"]
+)
+def test_import_of_the_provider_takes_at_most_30_mib(statement):
+    # The peak of this address space: `ru_maxrss` of a child also counts the memory that pytest has at the fork.
+    program = (
+        "import re, pathlib\n"
+        "def peak(): return int(re.search(r'VmHWM:\\s*(\\d+)', pathlib.Path('/proc/self/status').read_text())[1])\n"
+        f"before = peak()\n{statement}\nprint(peak() - before)"
+    )
+    taken_kib = int(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
+    assert taken_kib <= 30 * 1024
+
+
 def test_modules_of_optional_parts_are_loaded_with_these_parts():
     assert set(loaded_by("import kplane.provider.serving.http")) >= {"aiohttp", "prometheus_client"}
     assert "kplane.api" in loaded_by("import kplane.provider.providers.kplane")
