@@ -330,9 +330,8 @@ def _told(error: BaseException, *, attempts: int) -> tuple[Reason, str]:
             stopped = "; no attempt follows" if attempts >= _MOST_COMPACTED else ""
             return Reason.RESTORE_FAILED, (
                 f"{error}: {attempts} times, etcd compacted the revision before all data were read, and it keeps one"
-                f" for 5 to 10 minutes{stopped}. Give etcd and the operator more processor time or delete objects of"
-                " the original, then delete this control plane and create it again; a clone of a ControlPlaneSnapshot"
-                " reads less from etcd than a clone of a control plane"
+                f" for 5 to 10 minutes{stopped}. Give etcd and the operator more processor time, then delete this"
+                " control plane and create it again. A clone of a ControlPlaneSnapshot reads less from etcd."
             )
         case _:
             return Reason.RESTORE_FAILED, str(error) or "an answer took too long"
