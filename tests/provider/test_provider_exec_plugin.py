@@ -223,7 +223,7 @@ def kubeconfig(server="https://10.0.0.1", **exec_section):
 
 
 def test_kubeconfig_with_plugin_is_refused_unless_allowed():
-    with pytest.raises(KubeconfigError, match="if you trust its author"):
+    with pytest.raises(KubeconfigError, match="or trust its author"):
         ClusterConfig.from_kubeconfig(kubeconfig())
     with pytest.raises(KubeconfigError, match="not one of those that are allowed"):
         ClusterConfig.from_kubeconfig(kubeconfig(), exec_plugins={"another"})
