@@ -10,13 +10,14 @@ import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import quote
 
 import aiohttp
 import pytest
 
 from kplane.api import SERVICE_ACCOUNT_ISSUER
+from kplane.gateway import issuers
 from kplane.gateway.authorizer import Authorizer
 from kplane.gateway.envoy.listener import AUTHORIZER_SECONDS
 from kplane.gateway.envoy.replies import DECLINED
@@ -240,6 +241,36 @@ async def test_authorizer_wakes_no_control_plane_when_issuer_is_down(ask: Any) -
     assert "issuer" in json.loads(text)["message"]
     assert (await ask(PATH.replace("/a/", "/b/"), _bearer(**claims)))[0] == 200
     assert (await ask(PATH, _bearer(**claims | {"aud": "other"})))[0] == 401
+    assert ask.woken == []
+
+
+async def test_authorizer_answers_others_while_issuer_hangs(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The issuer signed no token of this flood: the tokens only name it."""
+
+    async def read(issuer: Issuer) -> NoReturn:
+        raise await asyncio.Future[OSError]()
+
+    monkeypatch.setattr(issuers, "_read_keys", read)
+    issuer = Issuer(url="https://login.example.org", audiences=frozenset({"kubernetes"}))
+    ask.serve(_with_trust(route("a", asleep=NOW), issuers=(issuer,)), _with_trust(route("b"), issuers=(issuer,)))
+    made_up = {"iss": issuer.url, "aud": "kubernetes"}
+
+    async def flood(number: int, *, path: str = PATH, **headers: str) -> Any:
+        return await ask(path, _bearer(**made_up) | {"X-Forwarded-For": f"192.0.2.{number}"} | headers)
+
+    tasks = [asyncio.create_task(flood(number)) for number in range(51)]
+    async with asyncio.timeout(5):
+        (declined,), waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        code, _, text = await declined
+        assert (code, "cannot read the keys" in text) == (DECLINED, True)
+        other_path = PATH.replace("/a/", "/b/")
+        assert (await ask(other_path, _certificate()))[0] == 200
+        # The API server of an awake control plane verifies the token.
+        assert (await flood(50, path=other_path))[1]["x-kplane-unknown"] == "uid-b"
+        assert (await flood(50, path=other_path, **{"X-Kplane-Verify": "token"}))[0] == 401
+    assert not any(task.done() for task in waiting)
+    for task in waiting:
+        task.cancel()
     assert ask.woken == []
 
 

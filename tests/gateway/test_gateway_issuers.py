@@ -8,13 +8,15 @@ import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jwt
 import pytest
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
+from kplane.gateway import issuers
+from kplane.gateway.clients import Client
 from kplane.gateway.issuers import IssuerKeys, KeysUnavailable
 from kplane.gateway.tokens import Issuer, TokenTrust, issuer_of
 from tests.tls_server import serve_over_tls
@@ -162,6 +164,40 @@ async def test_issuer_keys_read_continues_when_caller_is_cancelled(provider: Pro
     call.cancel()
     assert await keys.has_signed(provider.issuer, provider.token())
     assert provider.reads == 1
+
+
+async def test_issuer_keys_limit_waiting_requests(
+    provider: Provider, keys: IssuerKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = asyncio.Event()
+
+    async def read(issuer: Issuer) -> NoReturn:
+        await answered.wait()
+        raise OSError("no answer")
+
+    monkeypatch.setattr(issuers, "_read_keys", read)
+
+    def ask(address: str) -> asyncio.Task[bool]:
+        return asyncio.create_task(keys.has_signed(provider.issuer, provider.token(), client=Client(address)))
+
+    waiting = [ask("192.0.2.7") for _ in range(20)]
+    await asyncio.sleep(0)
+    with pytest.raises(KeysUnavailable, match="too many requests wait"):
+        await ask("192.0.2.7")
+    waiting += [ask(f"192.0.2.{100 + number}") for number in range(30)]
+    await asyncio.sleep(0)
+    with pytest.raises(KeysUnavailable, match="too many requests wait"):
+        await ask("192.0.2.8")
+    # A request that ends leaves its place.
+    waiting.pop().cancel()
+    await asyncio.sleep(0)
+    waiting.append(ask("192.0.2.8"))
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in waiting[:-2])
+    answered.set()
+    for task in waiting:
+        with pytest.raises(KeysUnavailable, match="no answer"):
+            await task
 
 
 @pytest.mark.parametrize(

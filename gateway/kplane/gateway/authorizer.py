@@ -134,7 +134,7 @@ class Authorizer:
         if route is None or route.upstream is None or route.host or token is None:
             return False
         try:
-            return await self._verifies(token, trust=route.upstream.trust)
+            return await self._verifies(token, trust=route.upstream.trust, client=_client_of(request))
         except KeysUnavailable:
             # Only the API server can verify this token.
             return False
@@ -208,7 +208,7 @@ class Authorizer:
         if token is None:
             raise Declined(401, "Unauthorized")
         try:
-            if await self._verifies(token, trust=trust):
+            if await self._verifies(token, trust=trust, client=_client_of(request)):
                 return True
         except KeysUnavailable as error:
             if route.asleep is not None:
@@ -219,13 +219,17 @@ class Authorizer:
             raise Declined(401, "Unauthorized")
         return False
 
-    async def _verifies(self, token: str, *, trust: TokenTrust) -> bool:
-        """Return whether the gateway verifies a token. Raises KeysUnavailable if the keys of its issuer are missing."""
+    async def _verifies(self, token: str, *, trust: TokenTrust, client: Client) -> bool:
+        """Return whether the gateway verifies a token.
+
+        `client` sent the token. Raises KeysUnavailable if the keys of its issuer are missing, or if too many requests
+        wait for them.
+        """
         now = self._clock()
         if accepts(trust, token, now=now):
             return True
         issuer = issuer_of(trust, token, now=now)
-        return issuer is not None and await self._issuers.has_signed(issuer, token)
+        return issuer is not None and await self._issuers.has_signed(issuer, token, client=client)
 
 
 def _client_of(request: web.BaseRequest) -> Client:

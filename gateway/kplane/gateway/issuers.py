@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import aiohttp
 import jwt
 import orjson
 
+from kplane.gateway.clients import NOBODY, Client
 from kplane.gateway.errors import GatewayError
 from kplane.gateway.tokens import Issuer, has_signed, header_of
 from kplane.provider.aio.cancellation import end_tasks
@@ -38,11 +40,16 @@ _MIN_INTERVAL: Final = 10.0
 """Minimum seconds between two reads. Each token with an unknown key name causes a read, and any client can send such
 tokens.
 """
+_MAX_WAITING: Final = 50
+_MAX_WAITING_CLIENT: Final = 20
+"""Maximum numbers of requests that wait for the keys of an issuer: `_MAX_WAITING` in total, and `_MAX_WAITING_CLIENT`
+of a client address. Any client can send tokens that name an issuer.
+"""
 _DISCOVERY: Final = "/.well-known/openid-configuration"
 
 
 class KeysUnavailable(GatewayError):
-    """The gateway has no keys of an issuer. The message is for the log."""
+    """The gateway has no keys of an issuer, or too many requests wait for them. The message is for the log."""
 
 
 @dataclass(slots=True)
@@ -54,6 +61,8 @@ class _KeySet:
     tried: float | None = None
     problem: str = "they have not been read yet"
     reading: asyncio.Task[None] | None = None
+    waiting: Counter[str] = field(default_factory=Counter)
+    """Number of waiting requests by client address."""
 
 
 class IssuerKeys:
@@ -64,23 +73,24 @@ class IssuerKeys:
         self._sets: OrderedDict[Issuer, _KeySet] = OrderedDict()
         self._readings: set[asyncio.Task[None]] = set()
 
-    async def has_signed(self, issuer: Issuer, token: str) -> bool:
+    async def has_signed(self, issuer: Issuer, token: str, *, client: Client = NOBODY) -> bool:
         """Return whether a published key of an issuer signed a token.
 
-        Raises KeysUnavailable if no keys have been read.
+        `client` sent the token. Raises KeysUnavailable if no keys have been read, or if too many requests wait for
+        them.
         """
         header = header_of(token)
         algorithm, name = header.get("alg"), header.get("kid")
         if not isinstance(algorithm, str) or algorithm not in _ALGORITHMS or not isinstance(name, str | None):
             return False
-        keys = _named(await self._keys(issuer, name), name)
+        keys = _named(await self._keys(issuer, name, client=client), name)
         return any(has_signed(key, token, algorithm=algorithm) for key in keys)
 
     async def aclose(self) -> None:
         """Cancel all reads."""
         await end_tasks(self._readings)
 
-    async def _keys(self, issuer: Issuer, name: str | None) -> tuple[jwt.PyJWK, ...]:
+    async def _keys(self, issuer: Issuer, name: str | None, *, client: Client) -> tuple[jwt.PyJWK, ...]:
         key_set = self._sets.setdefault(issuer, _KeySet())
         self._sets.move_to_end(issuer)
         while len(self._sets) > _MAX_ISSUERS:
@@ -93,8 +103,9 @@ class IssuerKeys:
                 self._readings.add(key_set.reading)
                 key_set.reading.add_done_callback(self._readings.discard)
             if key_set.reading is not None:
-                # A client that disconnects must not cancel a read for which other requests wait.
-                await asyncio.wait([key_set.reading])
+                with _place(key_set, issuer=issuer, client=client):
+                    # A client that disconnects must not cancel a read for which other requests wait.
+                    await asyncio.wait([key_set.reading])
         if key_set.keys is None:
             raise KeysUnavailable(f"failed to read the keys of issuer {issuer.url}: {key_set.problem}")
         return key_set.keys
@@ -108,6 +119,24 @@ class IssuerKeys:
             logger.warning("failed to read the keys of issuer %s: %s", issuer.url, known.problem)
         finally:
             known.reading = None
+
+
+@contextlib.contextmanager
+def _place(key_set: _KeySet, *, issuer: Issuer, client: Client) -> Iterator[None]:
+    """Count a request that waits for keys while the context is open.
+
+    Raises KeysUnavailable if too many requests wait.
+    """
+    waiting, address = key_set.waiting, client.address
+    if waiting.total() >= _MAX_WAITING or (address and waiting[address] >= _MAX_WAITING_CLIENT):
+        raise KeysUnavailable(f"too many requests wait for the keys of issuer {issuer.url}")
+    waiting[address] += 1
+    try:
+        yield
+    finally:
+        waiting[address] -= 1
+        if not waiting[address]:
+            del waiting[address]
 
 
 def _named(keys: Iterable[jwt.PyJWK], name: str | None) -> list[jwt.PyJWK]:

@@ -71,6 +71,9 @@ _MOST_CONNECTIONS: Final = typed(
     max_active_downstream_connections=50_000,
 )
 
+_AUTHORIZER_LIMITS: Final = ("max_connections", "max_pending_requests", "max_requests")
+"""Limits of requests to the authorizer. By default, Envoy allows 1,024, about as many as may wait for a wake-up."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -195,7 +198,7 @@ def _authorizer(layout: Layout) -> Message:
         "type": "STATIC",
         "connect_timeout": "1s",
         # Each waiting request has a connection of its own. Requests to awake control planes need further connections.
-        "circuit_breakers": {"thresholds": [dict.fromkeys(("max_connections", "max_pending_requests"), BACKLOG)]},
+        "circuit_breakers": {"thresholds": [dict.fromkeys(_AUTHORIZER_LIMITS, BACKLOG)]},
         "load_assignment": {"cluster_name": AUTHORIZER, "endpoints": [{"lb_endpoints": [endpoint]}]},
     }
 

@@ -103,7 +103,7 @@ local function may_ask(tenant, address)
   return true
 end
 
-local function is_verified(request)
+local function is_verified(request, address)
   local headers = request:headers()
   local answer = request:httpCall(names.authorizer, {
     [":method"] = "GET",
@@ -111,6 +111,7 @@ local function is_verified(request)
     [":authority"] = names.authorizer,
     ["authorization"] = headers:get("authorization") or "",
     [names.protocol] = headers:get(names.protocol) or "",
+    [names.client] = address,
     [names.verify] = "token",
   }, "", limits.answer_milliseconds)
   return answer[":status"] == "204"
@@ -127,7 +128,7 @@ function envoy_on_request(request)
   local good, method = recall(tenant, name), request:headers():get(":method")
   -- A change that waits here is counted nowhere, so a hold would not wait until it has ended.
   local reads = method == "GET" or method == "HEAD"
-  if good == nil and verifiable and reads and may_ask(tenant, address) and is_verified(request) then
+  if good == nil and verifiable and reads and may_ask(tenant, address) and is_verified(request, address) then
     good = true
     remember(tenant, name, true)
   end
