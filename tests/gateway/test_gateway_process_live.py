@@ -139,9 +139,14 @@ async def test_gateway_serves_published_control_plane_after_kills(
         token = {"token": await controllers_token(direct, account=f"process-{process.port}")}
     pair = issue_client(tenant.authorities.client, user="admin", groups=_MASTERS)
     certificate = {"client_certificate": pair.certificate, "client_key": pair.key}
+    # A gateway that was killed leaves a configuration with private keys behind.
+    leftover = process.state / "envoy" / "candidate-killed.json"
+    leftover.parent.mkdir(mode=0o700, parents=True)
+    leftover.write_text("{}")
 
     process.start()
     await eventually(process.ready)
+    assert not leftover.exists()
     for identity in (token, certificate):
         assert await _code(process.config(acme, **identity)) == 200
     metrics = (await process.ask("/metrics"))[1]
