@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from kplane.api.names import SLEEP_REQUESTED_ANNOTATION, WAKE_REQUESTED_ANNOTATION
+from kplane.api.names import LAST_USED_ANNOTATION, SLEEP_REQUESTED_ANNOTATION, WAKE_REQUESTED_ANNOTATION
 from kplane.binaries.envoy import find_envoy
 from kplane.binaries.programs import Binaries
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
@@ -24,7 +24,7 @@ from kplane.embedded.cluster import ManagementCluster
 from kplane.gateway.control_planes import CONTROL_PLANES
 from kplane.pki.bootstrap_tokens import new_token, token_secret
 from kplane.provider import ApiError, Client, ClusterConfig
-from kplane.provider.client.resources import NAMESPACES, SECRETS
+from kplane.provider.client.resources import NAMESPACES, SECRETS, SERVICE_ACCOUNTS
 from tests.controlplane_operator.integration.issuer import Issuer, running_issuer
 
 from .behind_gateway import external_config
@@ -80,6 +80,37 @@ async def _asleep(client: Client, name: str, *, eventually: Callable[..., Any], 
     return await external_config(client, name)
 
 
+async def _send_to_sleep(client: Client, name: str, *, eventually: Callable[..., Any]) -> None:
+    """Remove the wake-up request of an awake control plane, and wait until it sleeps."""
+    annotations = {SLEEP_REQUESTED_ANNOTATION: datetime.now(UTC).isoformat(), WAKE_REQUESTED_ANNOTATION: None}
+    await client.patch(CONTROL_PLANES, name, {"metadata": {"annotations": annotations}})
+    await eventually(lambda: _phase(client, name), lambda found: found == ("Hibernated", False))
+
+
+async def _last_use(client: Client, name: str) -> datetime | None:
+    annotations = (await client.get(CONTROL_PLANES, name))["metadata"].get("annotations") or {}
+    value = annotations.get(LAST_USED_ANNOTATION)
+    return datetime.fromisoformat(value) if value is not None else None
+
+
+async def _token_of_deleted_secret(external: ClusterConfig) -> str:
+    """Return a token that is bound to a Secret. Only the API server can know that the Secret is deleted."""
+    bound = {"metadata": {"name": "bound", "namespace": "default"}, "type": "Opaque"}
+    async with Client(external, field_manager="kplane") as tenant:
+        created = await tenant.create(SECRETS, bound)
+        reference = {"apiVersion": "v1", "kind": "Secret", "name": "bound", "uid": created["metadata"]["uid"]}
+        request = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"boundObjectRef": reference},
+        }
+        await tenant.create(SERVICE_ACCOUNTS, {"metadata": {"name": "left", "namespace": "default"}})
+        path = f"{SERVICE_ACCOUNTS.path('left', namespace='default')}/token"
+        token = str((await tenant.request("POST", path, body=request))["status"]["token"])
+        await tenant.delete(SECRETS, "bound", namespace="default")
+    return token
+
+
 @pytest.mark.asyncio(loop_scope="module")
 async def test_token_of_oidc_issuer_wakes_and_foreign_signature_does_not(
     cluster: ManagementCluster, issuer: Issuer, eventually: Callable[..., Any]
@@ -119,9 +150,7 @@ async def test_existing_bootstrap_token_wakes_its_control_plane(
     async with Client(external, field_manager="kplane") as tenant:
         await tenant.create(SECRETS, token_secret(token))
     text = f"{token.id}.{token.secret}"
-    annotations = {SLEEP_REQUESTED_ANNOTATION: datetime.now(UTC).isoformat(), WAKE_REQUESTED_ANNOTATION: None}
-    await client.patch(CONTROL_PLANES, name, {"metadata": {"annotations": annotations}})
-    await eventually(lambda: _phase(client, name), lambda found: found == ("Hibernated", False))
+    await _send_to_sleep(client, name, eventually=eventually)
     assert await _code(external, f"{token.id}.{token.secret[::-1]}") == 401
     assert await _phase(client, name) == ("Hibernated", False)
     secrets = await client.list(SECRETS, namespace="kplane-gateway")
@@ -129,6 +158,28 @@ async def test_existing_bootstrap_token_wakes_its_control_plane(
     assert not any(token.secret.encode() in entry for entry in entries)
     assert await _code(external, text) == 403
     await eventually(lambda: _phase(client, name), lambda found: found == ("Ready", True))
+    await client.delete(CONTROL_PLANES, name)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_wake_whose_only_answer_is_401_ends_after_short_idle_time(
+    cluster: ManagementCluster, eventually: Callable[..., Any]
+) -> None:
+    client, name = cluster.client, "refused"
+    spec = {"virtual": {"idle": {"after": "2m"}}}
+    await client.create(CONTROL_PLANE_CLASSES, {"metadata": {"name": name}, "spec": spec})
+    external = await _asleep(client, name, eventually=eventually, classRef={"name": name})
+    token = await _token_of_deleted_secret(external)
+    begun = datetime.now(UTC)
+    # The gateway must have seen all earlier use before the sleep, or it would count that use after the wake.
+    last_use = await eventually(
+        lambda: _last_use(client, name), lambda found: found is not None and found >= begun, timeout=120.0
+    )
+    await _send_to_sleep(client, name, eventually=eventually)
+    assert await _code(external, token) == 401
+    await eventually(lambda: _phase(client, name), lambda found: found == ("Ready", True))
+    await eventually(lambda: _phase(client, name), lambda found: found == ("Hibernated", True), timeout=240.0)
+    assert await _last_use(client, name) == last_use
     await client.delete(CONTROL_PLANES, name)
 
 

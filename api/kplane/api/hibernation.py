@@ -48,8 +48,9 @@ class IdleSettings(ApiModel):
         duration_rules("spec.virtual.idle.after", shortest=_SHORTEST, longest=_LONGEST),
     ]
     """Time without use after which a control plane falls asleep, such as 10m or 1h30m; from 2m to 8760h. The time
-    starts at the last use or the last wake, whichever is later. A control plane without annotation
-    `controlplane.kplane.dev/last-used` stays awake, because its use is unknown.
+    starts at the last use or the last wake, whichever is later. A requested wake without a later use counts for three
+    minutes at most. Without a wake request, a control plane without annotation `controlplane.kplane.dev/last-used`
+    stays awake, because its use is unknown.
     """
 
     @property

@@ -20,6 +20,7 @@ from kplane.controlplane_operator.hibernation.requests import Requests
 
 NOW = datetime(2026, 11, 23, 12, 0, 0, 500_000, tzinfo=UTC)
 PUBLISHED = {"endpoint": "https://acme"}
+IDLE = timedelta(minutes=10)
 
 
 def at(seconds: float) -> str:
@@ -117,8 +118,52 @@ def test_new_control_plane_sleeps_unless_a_client_asked_for_it() -> None:
 def test_awake_control_plane_stays_awake_if_its_use_is_unknown() -> None:
     assert decided(control_plane(PUBLISHED)).sleep is None
     # The last use is unknown, so that the control plane is not idle.
-    for candidate in (control_plane(PUBLISHED), control_plane(woken(-900), **asked(-900))):
-        assert decided(candidate, idle=timedelta(minutes=10)) == Decision(None, "it is in use")
+    for candidate in (control_plane(PUBLISHED), control_plane(woken(-900))):
+        assert decided(candidate, idle=IDLE) == Decision(None, "it is in use")
+
+
+@pytest.mark.parametrize("used", [{}, {LAST_USED_ANNOTATION: at(-185)}], ids=["never-used", "used-before"])
+def test_requested_wake_without_use_ends_after_three_minutes(used: dict[str, str]) -> None:
+    candidate = control_plane(woken(-179), **asked(-181), **used)
+    assert decided(candidate, idle=IDLE) == Decision(None, "it is in use", again=NOW + timedelta(seconds=1))
+    decision = decided(control_plane(woken(-180), **asked(-181), **used), idle=IDLE)
+    assert decision.begins
+    assert decision.sleep is not None
+    assert decision.sleep.reason is HibernationReason.IDLE
+
+
+def test_requested_wake_without_use_ends_after_shorter_idle_time() -> None:
+    for since, sleeps in ((-119, False), (-120, True)):
+        decision = decided(control_plane(woken(since), **asked(since)), idle=timedelta(minutes=2))
+        assert (decision.sleep is not None) is sleeps
+
+
+def test_requested_wake_with_later_use_counts_for_idle_time() -> None:
+    used = {LAST_USED_ANNOTATION: at(-590)}
+    decision = decided(control_plane(woken(-600), **asked(-601), **used), idle=IDLE)
+    assert decision == Decision(None, "it is in use", again=NOW + timedelta(seconds=10))
+
+
+def test_wake_request_for_awake_control_plane_shortens_no_idle_time() -> None:
+    used = {LAST_USED_ANNOTATION: at(-400)}
+    decision = decided(control_plane(woken(-900), **asked(-300), **used), idle=IDLE)
+    assert decision == Decision(None, "it is in use", again=NOW + timedelta(seconds=200))
+
+
+def test_time_of_unused_wake_starts_when_slow_start_ends() -> None:
+    status = woken(-400)
+    for since, sleeps in ((-179, False), (-180, True)):
+        condition = {"type": "Ready", "status": "True", "reason": "Ready", "message": ""}
+        ready = condition | {"lastTransitionTime": at(since)}
+        candidate = control_plane(status | {"conditions": [*status["conditions"], ready]}, **asked(-400))
+        assert (decided(candidate, idle=IDLE).sleep is not None) is sleeps
+
+
+def test_requested_wake_counts_without_idle_time_or_gateway() -> None:
+    candidate = control_plane(woken(-900), **asked(-900))
+    assert decided(candidate) == Decision(None, "it is in use")
+    decision = decide(candidate, start=StartPolicy.ON_DEMAND, idle=IDLE, now=NOW, reported=False)
+    assert decision == Decision(None, "it is in use")
 
 
 def test_unused_control_plane_is_idle_if_its_use_is_counted() -> None:
@@ -133,7 +178,6 @@ def test_unused_control_plane_is_idle_if_its_use_is_counted() -> None:
     [
         (PUBLISHED, {LAST_USED_ANNOTATION: at(-599)}, 1),
         (PUBLISHED, {LAST_USED_ANNOTATION: at(-601)}, None),
-        (PUBLISHED, {LAST_USED_ANNOTATION: at(-900), WAKE_REQUESTED_ANNOTATION: at(-590)}, 10),
         (woken(-595), {LAST_USED_ANNOTATION: at(-900)}, 5),
         (woken(-600), {LAST_USED_ANNOTATION: at(-900)}, None),
     ],

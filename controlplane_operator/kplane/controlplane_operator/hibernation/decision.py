@@ -12,6 +12,7 @@ from typing import Final
 
 from kplane.api import (
     MAX_ROTATION_VALUE,
+    READY,
     ControlPlane,
     ControlPlaneClass,
     ControlPlaneMode,
@@ -43,6 +44,8 @@ __all__ = [
 
 _UNPROVEN: Final = timedelta(seconds=120)
 """Age added to a wake without a use since. The gateway reports a use within 20 s, except requests answered with 401."""
+_UNUSED_WAKE: Final = timedelta(minutes=3)
+"""Maximum time that a wake counts without a use. The gateway reports once a minute, and may miss one or two reports."""
 _ASKED_LATELY: Final = timedelta(minutes=5)
 """Age given to a sleep whose start time is in the future. Only a wake request of this time ends such a sleep."""
 _ALWAYS: Final = "spec.virtual.start is Always"
@@ -111,11 +114,12 @@ def decide(
     chosen: ControlPlaneClass | None = None,
     now: datetime,
     counted: bool = False,
+    reported: bool = True,
 ) -> Decision:
     """Decide whether the control plane sleeps in its present state.
 
     `idle` is the time without use after which it may sleep. `chosen` is its class, which may plan a migration.
-    `counted` means that the operator itself counts the use.
+    `counted` means that the operator itself counts the use, `reported` that there is a gateway to report it.
     """
     sleep = control_plane.status.hibernation
     if start is StartPolicy.ALWAYS:
@@ -138,22 +142,55 @@ def decide(
         if requests.wake is not None:
             return Decision(None, _WOKEN)
         return Decision(new_sleep(control_plane, reason=HibernationReason.NOT_USED_YET, now=now))
-    return _while_awake(control_plane, requests=requests, idle=idle, now=now, counted=counted)
+    requested = _requested_sleep(control_plane, requests=requests, now=now)
+    if requested is not None:
+        return Decision(requested, begins=True)
+    idle_at = _idle_at(control_plane, requests=requests, idle=idle, now=now, counted=counted, reported=reported)
+    if idle_at is None or now < idle_at:
+        return Decision(None, IN_USE, again=idle_at)
+    return Decision(new_sleep(control_plane, reason=HibernationReason.IDLE, now=now), begins=True)
 
 
-def _while_awake(
-    control_plane: ControlPlane, *, requests: Requests, idle: timedelta | None, now: datetime, counted: bool
-) -> Decision:
-    needed = _latest(requests.wake, _woken(control_plane, used=requests.used, now=now))
-    if requests.sleep is not None and (needed is None or requests.sleep > needed):
-        return Decision(new_sleep(control_plane, reason=HibernationReason.REQUESTED, now=now), begins=True)
-    used = _latest(needed, requests.used)
-    if idle is None or used is None or (requests.used is None and not counted):
-        # Without a gateway that records use, idleness is unknown.
-        return Decision(None, IN_USE)
-    if now >= used + idle:
-        return Decision(new_sleep(control_plane, reason=HibernationReason.IDLE, now=now), begins=True)
-    return Decision(None, IN_USE, again=used + idle)
+def _requested_sleep(control_plane: ControlPlane, *, requests: Requests, now: datetime) -> HibernationStatus | None:
+    """Return the sleep that a request newer than the last wake asks for; None without such a request."""
+    woken = _latest(requests.wake, _woken(control_plane, used=requests.used, now=now))
+    if requests.sleep is None or (woken is not None and requests.sleep <= woken):
+        return None
+    return new_sleep(control_plane, reason=HibernationReason.REQUESTED, now=now)
+
+
+def _idle_at(
+    control_plane: ControlPlane,
+    *,
+    requests: Requests,
+    idle: timedelta | None,
+    now: datetime,
+    counted: bool,
+    reported: bool,
+) -> datetime | None:
+    """Return the time at which an awake control plane counts as idle; None if that is unknown or it never does.
+
+    A requested wake without a later use may come from a client whose credential the API server refuses. Such a wake
+    counts only until the gateway would have reported a use.
+    """
+    if idle is None:
+        return None
+    used, woken = requests.used, _woken(control_plane, used=requests.used, now=now)
+    if not _is_unproven(requests):
+        if used is None and not counted:
+            # Without a report of a gateway, the use is unknown.
+            return None
+        last = _latest(woken, used)
+        return last + idle if last is not None else None
+    if used is None and not reported:
+        return None
+    # A slow start delays the first use, so the time counts from its end.
+    begun = _latest(requests.wake, woken, _ready_since(control_plane, now=now))
+    limits = [begun + min(idle, _UNUSED_WAKE)] if begun is not None else []
+    if used is not None and woken is not None and used >= woken:
+        # The wake was requested while the control plane was awake already.
+        limits.append(used + idle)
+    return _latest(*limits)
 
 
 def last_activity(control_plane: ControlPlane, *, now: datetime) -> datetime | None:
@@ -164,9 +201,22 @@ def last_activity(control_plane: ControlPlane, *, now: datetime) -> datetime | N
     """
     requests = Requests.of(control_plane, start=StartPolicy.ON_DEMAND, now=now)
     woken = _latest(requests.wake, _woken(control_plane, used=requests.used, now=now))
-    if woken is not None and requests.wake is not None and (requests.used is None or requests.used < requests.wake):
+    if woken is not None and _is_unproven(requests):
         woken -= _UNPROVEN
     return _latest(woken, requests.used)
+
+
+def _is_unproven(requests: Requests) -> bool:
+    """Return whether a wake was requested and no use has been reported since."""
+    return requests.wake is not None and (requests.used is None or requests.used < requests.wake)
+
+
+def _ready_since(control_plane: ControlPlane, *, now: datetime) -> datetime | None:
+    """Return the time since which condition Ready is True; None if it is not, or if its time is in the future."""
+    ready = find_condition(control_plane.status.conditions, READY)
+    if ready is None or ready.status != "True" or is_future(ready.last_transition_time, now=now):
+        return None
+    return ready.last_transition_time
 
 
 def _woken(control_plane: ControlPlane, *, used: datetime | None, now: datetime) -> datetime | None:

@@ -89,7 +89,15 @@ class Sleeper:
         start = start_of(control_plane, chosen=chosen, gateway=self._context.gateway)
         counted = is_counted(control_plane, chosen=chosen, gateway=self._context.gateway)
         idle = idle_after(chosen)
-        decision = decide(control_plane, start=start, idle=idle, chosen=chosen, now=now, counted=counted)
+        decision = decide(
+            control_plane,
+            start=start,
+            idle=idle,
+            chosen=chosen,
+            now=now,
+            counted=counted,
+            reported=self._context.gateway is not None,
+        )
         decision = self._room.settle(control_plane, decision, chosen=chosen, now=now)
         if counted and decision.begins:
             decision = await self._unless_used(control_plane, decision, now=now)
