@@ -77,5 +77,9 @@ class HibernationStatus(ApiModel):
     """
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """The metadata.generation at which the control plane fell asleep. Another generation wakes the control plane,
-    unless its spec only requests a plan of a move.
+    unless its spec only requests, changes or drops the plan of a move.
+    """
+    observed_spec_hash: Annotated[str, StringConstraints(max_length=64)] | None = None
+    """The SHA-256 of the spec with which the control plane fell asleep, without mode, settings of a mode and
+    migration. With the same hash, only the plan of a move has changed.
     """

@@ -15,7 +15,7 @@ from kplane.api.names import (
     WAKE_REQUESTED_ANNOTATION,
 )
 from kplane.controlplane_operator.gateway import Gateway
-from kplane.controlplane_operator.hibernation.decision import Decision, decide, idle_after, start_of
+from kplane.controlplane_operator.hibernation.decision import Decision, decide, idle_after, new_sleep, start_of
 from kplane.controlplane_operator.hibernation.requests import Requests
 
 NOW = datetime(2026, 11, 23, 12, 0, 0, 500_000, tzinfo=UTC)
@@ -268,6 +268,50 @@ def test_sleep_with_plan_ends_on_request_move_or_other_change(
     decision = decided(control_plane(slept(generation=2) | AT_HOME, spec=spec, **annotations))
     assert decision.sleep is None
     assert why in decision.why
+
+
+SLEEPER: dict[str, Any] = {"classRef": {"name": "fast"}, "virtual": {"start": "OnDemand"}}
+
+
+def asleep_with(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the status of a control plane that fell asleep with this spec, at an earlier generation."""
+    sleep = new_sleep(control_plane(spec=spec), reason=HibernationReason.IDLE, now=NOW - timedelta(seconds=60))
+    return PUBLISHED | AT_HOME | {"hibernation": sleep.model_copy(update={"observed_generation": 1})}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SLEEPER | {"mode": "Virtual", "migration": {"plan": False}},
+        SLEEPER | {"virtual": {"start": "OnDemand", "clusterPath": "acme"}},
+        {"classRef": {"name": "fast"}, "migration": {"rollbackWindow": "1h"}},
+    ],
+    ids=["given-up", "settings", "window"],
+)
+def test_end_of_plan_does_not_end_sleep(spec: dict[str, Any]) -> None:
+    assert decided(control_plane(asleep_with(SLEEPER), spec=spec)).sleep is not None
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SLEEPER | {"classRef": {"name": "other"}},
+        SLEEPER | {"virtual": {"dataStoreRef": {"name": "pool-b"}}},
+        SLEEPER | {"mode": "Dedicated", "virtual": None, "migration": {"plan": False}},
+    ],
+    ids=["another-field", "another-home", "move"],
+)
+def test_other_change_than_end_of_plan_ends_sleep(spec: dict[str, Any]) -> None:
+    decision = decided(control_plane(asleep_with(SLEEPER), spec=spec))
+    assert decision.sleep is None
+    assert "spec" in decision.why
+
+
+def test_change_made_during_plan_ends_sleep_with_the_plan() -> None:
+    status = asleep_with(SLEEPER)
+    changed = {"classRef": {"name": "other"}}
+    assert decided(control_plane(status, spec=changed | PLANNED)).sleep is not None
+    assert decided(control_plane(status, spec=changed)).sleep is None
 
 
 def test_plan_of_move_by_class_does_not_end_sleep() -> None:

@@ -6,6 +6,8 @@ answers.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -48,6 +50,10 @@ _UNUSED_WAKE: Final = timedelta(minutes=3)
 """Maximum time that a wake counts without a use. The gateway reports once a minute, and may miss one or two reports."""
 _ASKED_LATELY: Final = timedelta(minutes=5)
 """Age given to a sleep whose start time is in the future. Only a wake request of this time ends such a sleep."""
+_OF_A_MOVE: Final = frozenset({"mode", "virtual", "dedicated", "migration"})
+"""Fields of the spec that a plan of a move changes. Of `virtual`, a sleeping control plane heeds `start` without them,
+and the data store by a comparison of homes.
+"""
 _ALWAYS: Final = "spec.virtual.start is Always"
 _MIGRATES: Final = "its data move"
 _ROTATED: Final = "its keys are rotated"
@@ -237,7 +243,18 @@ def _latest(*times: datetime | None) -> datetime | None:
 
 def new_sleep(control_plane: ControlPlane, *, reason: HibernationReason, now: datetime) -> HibernationStatus:
     """Return the status of a sleep that starts now."""
-    return HibernationStatus(since=now, reason=reason, observed_generation=control_plane.metadata.generation)
+    return HibernationStatus(
+        since=now,
+        reason=reason,
+        observed_generation=control_plane.metadata.generation,
+        observed_spec_hash=_spec_hash(control_plane),
+    )
+
+
+def _spec_hash(control_plane: ControlPlane) -> str:
+    """Return the SHA-256 of the spec without the fields that a plan of a move changes."""
+    spec = control_plane.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=set(_OF_A_MOVE))
+    return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
 
 
 def _why_wake(
@@ -251,14 +268,21 @@ def _why_wake(
     """Return the reason that ends the sleep, as a clause; None if there is none."""
     if requests.wake is not None and requests.wake > sleep.since:
         return _WOKEN
-    # A plan needs only the data in the shared etcd, and no API server. The sleep keeps its observed generation: once
-    # the plan is carried out or dropped, other changes of the spec take effect.
+    # A plan needs only the data in the shared etcd, and no API server. The sleep keeps its observed generation and
+    # hash: once the plan is carried out or dropped, other changes of the spec take effect.
     changed = sleep.observed_generation != control_plane.metadata.generation
-    if changed and not is_only_planned(control_plane, chosen=chosen):
+    if changed and not is_only_planned(control_plane, chosen=chosen) and not _is_plan_dropped(control_plane, chosen):
         return "its spec was changed"
     if sleep.next_wake is not None and sleep.next_wake <= now:
         return "something inside is due"
     return None
+
+
+def _is_plan_dropped(control_plane: ControlPlane, chosen: ControlPlaneClass | None) -> bool:
+    """Return whether the spec asks for the present home, and differs from that of the sleep by a plan at most."""
+    sleep = control_plane.status.hibernation
+    is_at_home = home_asked_for(control_plane, chosen=chosen).is_like(control_plane.home)
+    return is_at_home and sleep is not None and sleep.observed_spec_hash == _spec_hash(control_plane)
 
 
 def is_only_planned(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> bool:
