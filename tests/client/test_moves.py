@@ -201,16 +201,80 @@ def test_unreadable_settings_annotation_is_ignored(annotation: str) -> None:
     assert acme.spec == {"mode": "Virtual"}
 
 
+READY: dict[str, Any] = {
+    "observedGeneration": 1,
+    "conditions": [
+        {
+            "type": "Ready",
+            "status": "True",
+            "reason": "R",
+            "message": "",
+            "lastTransitionTime": "2026-11-26T01:00:00Z",
+        }
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("step", "is_cut", "expected"),
+    [
+        ("Copying", False, False),
+        ("EndingControllers", False, False),
+        ("Cutting", False, False),
+        ("Retaining", True, True),
+        ("Completed", True, True),
+        (None, True, False),
+    ],
+)
+def test_arrived_in_new_home_needs_the_cut(step: str | None, is_cut: bool, expected: bool) -> None:
+    acme = Acme({"mode": "Virtual"}, **READY)
+    former = acme.model.home
+    acme.ask(DEDICATED)
+    target = acme.model.home_asked_for()
+    acme.begin("Copying")
+    acme.object["status"]["migration"]["step"] = step
+    if is_cut:
+        acme.object["status"]["home"] = acme.object["status"]["migration"]["to"]
+    assert arrived(target)(acme.model) is expected
+    assert not arrived(former)(acme.model)
+
+
+def test_arrived_after_rollback_needs_a_second_cut() -> None:
+    acme = Acme({"mode": "Dedicated", "dedicated": {"volume": VOLUME}}, **READY)
+    acme.ask(VIRTUAL)
+    acme.cut()
+    acme.roll_back()
+    settled = arrived(former_home(acme.model))
+    assert not settled(acme.model)
+    acme.begin()
+    assert not settled(acme.model)
+    acme.cut()
+    assert settled(acme.model)
+    # The volume of the home counts, and not its mode alone.
+    assert not arrived(acme.model.home.model_copy(update={"volume": None}))(acme.model)
+
+
+def test_arrived_after_rollback_before_the_cut_needs_the_end_of_the_move() -> None:
+    acme = Acme({"mode": "Virtual"}, **READY)
+    acme.ask(DEDICATED)
+    acme.begin("Starting")
+    acme.roll_back()
+    settled = arrived(former_home(acme.model))
+    assert not settled(acme.model)
+    del acme.object["status"]["migration"]
+    assert settled(acme.model)
+
+
+def test_arrived_needs_a_ready_control_plane_of_its_generation() -> None:
+    acme = Acme({"mode": "Virtual"}, **READY)
+    home = acme.model.home
+    assert arrived(home)(acme.model)
+    acme.object["metadata"]["generation"] = 2
+    assert not arrived(home)(acme.model)
+
+
 def test_arrived_waits_until_the_aborted_migration_is_gone() -> None:
-    acme = Acme({"mode": "Virtual"}, observedGeneration=1)
-    ready = {
-        "type": "Ready",
-        "status": "True",
-        "reason": "R",
-        "message": "",
-        "lastTransitionTime": "2026-11-26T01:00:00Z",
-    }
-    acme.object["status"]["conditions"] = [ready]
+    acme = Acme({"mode": "Virtual"}, **READY)
     home = acme.model.home
     assert arrived(home)(acme.model)
     acme.ask(DEDICATED)

@@ -122,9 +122,13 @@ async def test_plan_of_sleeper_does_not_wake_it(mover: Mover) -> None:
     assert mover.status["phase"] == "Hibernated"
     assert not find_processes(mover.cluster.handle.operator_directory / apiserver_name(NAME))
 
-    # An aborted plan leaves the control plane unchanged.
+    # An aborted plan leaves the control plane unchanged, and asleep.
     await control_planes.abort_move(NAME)
     await mover.until(lambda: not mover.migration)
+    generation = mover.seen["ControlPlane"]["metadata"]["generation"]
+    await mover.until(lambda: mover.status.get("observedGeneration") == generation)
+    assert mover.status["hibernation"]["since"] == since
+    assert not find_processes(mover.cluster.handle.operator_directory / apiserver_name(NAME))
     await control_planes.wake(NAME)
     await mover.until(lambda: mover.status.get("phase") == "Ready")
     await mover.patch(virtual=None)
