@@ -104,3 +104,19 @@ def test_order_of_tolerations_is_ignored() -> None:
         return scheduling_of(ControlPlaneClass.model_validate(body))
 
     assert scheduling("a", "b") == scheduling("b", "a", "a") != scheduling("a")
+
+
+def test_order_of_lists_in_affinity_is_ignored_but_not_their_weights() -> None:
+    def scheduling(terms: list[str], *, values: list[str]) -> Any:
+        match = {"matchExpressions": [{"key": "zone", "operator": "In", "values": values}]}
+        preferred = [{"weight": 1, "preference": {"matchFields": [{"key": term}]}} for term in terms]
+        node = {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [match]},
+            "preferredDuringSchedulingIgnoredDuringExecution": preferred,
+        }
+        body = {"metadata": {"name": "a"}, "spec": {"pods": {"affinity": {"nodeAffinity": node}}}}
+        return scheduling_of(ControlPlaneClass.model_validate(body))
+
+    reference = scheduling(["x", "y"], values=["a", "b"])
+    assert scheduling(["y", "x"], values=["b", "a", "a"]) == reference
+    assert scheduling(["x", "y", "x"], values=["a", "b"]) != reference

@@ -40,6 +40,17 @@ def test_controller_without_its_keys_is_left_out(missing: str, lacking: str) -> 
     assert f"-{lacking}" in controllers(ControllersProfile.FULL, keys=keys)
 
 
+def test_order_and_repetition_of_explicit_controllers_are_ignored() -> None:
+    expected = controllers(["*", "-a-controller", "b-controller"], keys=ALL_KEYS)
+    assert controllers(["b-controller", "*", "-a-controller", "*"], keys=ALL_KEYS) == expected
+    assert set(expected) == {"*", "-a-controller", "b-controller"}
+
+
+def test_order_counts_if_a_controller_is_named_and_excluded() -> None:
+    names = ["b-controller", "-a-controller", "a-controller"]
+    assert controllers(names, keys=ALL_KEYS) == tuple(names)
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("profile", ControllersProfile)
 @pytest.mark.parametrize("keys", [ALL_KEYS, ()], ids=["all keys", "no keys"])

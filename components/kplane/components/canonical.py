@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 from typing import Any, Final
 
@@ -73,18 +73,23 @@ def canonical_set(items: Iterable[Any]) -> list[Any]:
     return [item for item, _ in groupby(sorted(items, key=_text))]
 
 
-def canonical_lists(value: Any, *, ordered: Sequence[str]) -> Any:
-    """Sort all lists in a JSON value as sets, except the lists of the fields in `ordered`."""
+def canonical_lists(value: Any, *, ordered: Collection[str] = (), weighted: Collection[str] = ()) -> Any:
+    """Sort all lists in a JSON value as sets, except the lists of the fields in `ordered`.
+
+    Lists of the fields in `weighted` are sorted, but keep repetitions, since each element counts.
+    """
+
+    def field(name: str, item: Any) -> Any:
+        if not isinstance(item, list) or (name not in ordered and name not in weighted):
+            return canonical_lists(item, ordered=ordered, weighted=weighted)
+        elements = [canonical_lists(element, ordered=ordered, weighted=weighted) for element in item]
+        return elements if name in ordered else sorted(elements, key=_text)
+
     match value:
         case dict():
-            return {
-                name: [canonical_lists(element, ordered=ordered) for element in item]
-                if name in ordered
-                else canonical_lists(item, ordered=ordered)
-                for name, item in value.items()
-            }
+            return {name: field(name, item) for name, item in value.items()}
         case list():
-            return canonical_set(canonical_lists(element, ordered=ordered) for element in value)
+            return canonical_set(canonical_lists(element, ordered=ordered, weighted=weighted) for element in value)
         case _:
             return value
 

@@ -49,10 +49,14 @@ def proxy_component(
     """Describe the proxy of a control plane. Equal arguments give an equal description.
 
     The destinations are flags: a change restarts the proxy, which ends connections to destinations no longer allowed.
+    Another order of them, or of their ports, gives an equal description.
     """
     port = address.ports[EGRESS_PORT]
     listen = f"[{address.listen}]" if ":" in address.listen else address.listen
-    allowed = [f"{destination.cidr}={','.join(map(str, destination.ports))}" for destination in destinations]
+    ports: dict[str, set[int]] = {}
+    for destination in destinations:
+        ports.setdefault(destination.cidr, set()).update(destination.ports)
+    allowed = [(cidr, sorted(numbers)) for cidr, numbers in sorted(ports.items())]
     return Component(
         name=name,
         program=program.program,
@@ -62,15 +66,13 @@ def proxy_component(
             f"--certificate={FILES}/server.crt",
             f"--key={FILES}/server.key",
             f"--ca={FILES}/ca.crt",
-            *(f"--allow={destination}" for destination in allowed),
+            *(f"--allow={cidr}={','.join(map(str, numbers))}" for cidr, numbers in allowed),
         ),
         files={"server.crt": File(server.certificate), "server.key": File(server.key), "ca.crt": File(ca)},
         ports=(Port(number=port, name=EGRESS_PORT),),
         resources=_RESOURCES,
         scheduling=scheduling,
         reached_by=(reached_by,),
-        reaches=tuple(
-            Reach(port=port, network=destination.cidr) for destination in destinations for port in destination.ports
-        ),
+        reaches=tuple(Reach(port=number, network=cidr) for cidr, numbers in allowed for number in numbers),
         grace_seconds=5.0,
     )

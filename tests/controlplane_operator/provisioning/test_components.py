@@ -208,6 +208,28 @@ def test_egress_proxy_is_limited_to_allowed_destinations() -> None:
     )
 
 
+def test_order_of_destinations_and_ports_does_not_change_egress_proxy() -> None:
+    server = _certificates(None, hosts=["127.0.0.1"]).egress_proxy
+    assert server is not None
+
+    def component(*destinations: Destination) -> Component:
+        return proxy_component(
+            "egress-a",
+            program=ProxyProgram("egress-proxy"),
+            address=Address(host="127.0.0.1", ports={"egress": 8132}),
+            destinations=destinations,
+            server=server,
+            ca=AUTHORITIES.front_proxy.certificate,
+            reached_by="apiserver-a",
+        )
+
+    networks = "10.20.0.0/16", "10.30.0.0/16"
+    one = component(*(Destination(cidr=cidr, ports=[443, 10250]) for cidr in networks))
+    other = component(*(Destination(cidr=cidr, ports=[10250, 443, 443]) for cidr in reversed(networks)))
+    split = component(*(Destination(cidr=cidr, ports=[port]) for port in (443, 10250) for cidr in networks))
+    assert one == other == split != component(Destination(cidr=networks[0], ports=[443, 10250]))
+
+
 def test_api_server_reaches_its_etcd_and_its_egress_proxy() -> None:
     closed, opened = _api_server(shared=True, egress=Egress()), _api_server(shared=True, egress=Egress(ACCESS))
     assert closed.reaches == (Reach(port=2379),)

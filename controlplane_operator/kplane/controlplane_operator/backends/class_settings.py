@@ -12,12 +12,14 @@ from kplane.api import (
     ControlPlaneClass,
 )
 from kplane.api.resource import ApiModel
-from kplane.components.canonical import canonical_set
+from kplane.components.canonical import canonical_lists, canonical_set
 from kplane.workloads import Exposure, Scheduling
 
 __all__ = ["api_server_settings", "exposure_of", "scheduling_of", "service_cidr_of", "takes_our_tokens"]
 
 _NONE: Final = ApiServerSettings()
+_PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
+"""Field of terms whose weights the scheduler adds up."""
 
 
 def api_server_settings(chosen: ControlPlaneClass | None) -> ApiServerSettings:
@@ -58,7 +60,7 @@ def scheduling_of(chosen: ControlPlaneClass | None) -> Scheduling | None:
     return Scheduling(
         node_selector=pods.node_selector,
         tolerations=_as_set(pods.tolerations),
-        affinity=pods.affinity,
+        affinity=canonical_lists(pods.affinity, weighted=(_PREFERRED,)),
         priority_class=pods.priority_class_name,
         topology_spread=_as_set(spread) if spread is not None else None,
     )

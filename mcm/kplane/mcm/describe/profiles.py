@@ -69,9 +69,18 @@ def controllers(wanted: ControllersProfile | Sequence[str], *, keys: Collection[
     `keys` are the names of the keys in the Secret. A controller is left out if a key that it needs is missing.
     """
     missing = sorted(name for name, needed in _NEEDS.items() if not needed.issubset(keys))
-    listed = _PROFILES[wanted] if isinstance(wanted, ControllersProfile) else wanted
+    listed = _PROFILES[wanted] if isinstance(wanted, ControllersProfile) else _canonical(wanted)
     named = tuple(name for name in listed if name not in missing)
     return (*named, *(f"-{name}" for name in missing)) if "*" in named else named
+
+
+def _canonical(names: Sequence[str]) -> Sequence[str]:
+    """Return the names sorted and without repetitions, so that another order restarts no instance.
+
+    A list with a controller and its exclusion stays as it is: kube-controller-manager uses the first of them.
+    """
+    distinct = set(names)
+    return names if any(f"-{name}" in distinct for name in distinct) else sorted(distinct)
 
 
 _PROFILES: Final = {
