@@ -3,10 +3,9 @@
 # 20.10 or newer.
 #
 # The programs that the operators run come from the build context, where `python -m kplane.binaries --into` puts them.
-# The image of an operator holds the packages that it imports and their locked dependencies, and no others.
+# The wheels come from there too: `python -m tools.image_wheels` builds them, for each image with the components that its
+# programs import, and no others. Each image holds the dependencies of its own lock.
 #
-# Process 1 of a container gets no signal that it has no handler for. The programs have theirs when all is imported, which
-# takes a second or several; until then nothing is begun, and SIGTERM ends them by the handler of the script.
 # The default is pinned by the digest of its index, which has it for amd64 and arm64.
 ARG BASE_IMAGE=python:3.13-slim-trixie@sha256:9d2e5553305c7c7b0097999bb17187c69b921ccd6bc9d40e4bb5ebe652c00285
 
@@ -21,58 +20,32 @@ COPY deploy/images/operator.lock /tmp/requirements.lock
 RUN python3 -m pip --python /opt/kplane/bin/python install --quiet \
         --no-compile --no-deps --only-binary :all: --require-hashes -r /tmp/requirements.lock && \
     python3 -m compileall -q --invalidation-mode unchecked-hash /opt/kplane/lib
-COPY api/kplane kplane
-COPY provider/kplane kplane
-COPY workloads/kplane kplane
-COPY data/kplane kplane
-COPY pki/kplane kplane
-COPY egress_proxy/kplane kplane
-COPY components/kplane kplane
-COPY controlplane_operator/kplane kplane
-RUN python3 -m compileall -q --invalidation-mode unchecked-hash . && \
-    cp -r . "$(/opt/kplane/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" && \
-    printf '%s\n' '#!/opt/kplane/bin/python' \
-        'import os, signal, sys' 'signal.signal(signal.SIGTERM, lambda *_: os._exit(143))' \
-        'from kplane.controlplane_operator.main import main' 'sys.exit(main())' > /opt/kplane/bin/controlplane-operator && \
-    printf '%s\n' '#!/opt/kplane/bin/python' \
-        'import os, signal, sys' 'signal.signal(signal.SIGTERM, lambda *_: os._exit(143))' \
-        'from kplane.egress_proxy.main import main' 'sys.exit(main())' > /opt/kplane/bin/egress-proxy && \
-    chmod 0755 /opt/kplane/bin/controlplane-operator /opt/kplane/bin/egress-proxy
+COPY build/wheels/operator /tmp/wheels
+RUN python3 -m pip --python /opt/kplane/bin/python install --quiet \
+        --no-compile --no-deps --no-index --find-links /tmp/wheels kplane kplane-provider && \
+    python3 -m compileall -q --invalidation-mode unchecked-hash /opt/kplane/lib/python3.*/site-packages/kplane
 
 FROM builder AS mcm-builder
 COPY deploy/images/mcm.lock /tmp/requirements.lock
 RUN python3 -m pip --python /opt/kplane/bin/python install --quiet \
         --no-compile --no-deps --only-binary :all: --require-hashes -r /tmp/requirements.lock && \
     python3 -m compileall -q --invalidation-mode unchecked-hash /opt/kplane/lib
-COPY api/kplane kplane
-COPY provider/kplane kplane
-COPY workloads/kplane kplane
-COPY mcm/kplane kplane
-RUN python3 -m compileall -q --invalidation-mode unchecked-hash . && \
-    cp -r . "$(/opt/kplane/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" && \
-    printf '%s\n' '#!/opt/kplane/bin/python' \
-        'import os, signal, sys' 'signal.signal(signal.SIGTERM, lambda *_: os._exit(143))' \
-        'from kplane.mcm.main import main' 'sys.exit(main())' > /opt/kplane/bin/mcm && \
-    chmod 0755 /opt/kplane/bin/mcm
+COPY build/wheels/mcm /tmp/wheels
+RUN python3 -m pip --python /opt/kplane/bin/python install --quiet \
+        --no-compile --no-deps --no-index --find-links /tmp/wheels kplane kplane-provider && \
+    python3 -m compileall -q --invalidation-mode unchecked-hash /opt/kplane/lib/python3.*/site-packages/kplane
 
 # Envoy comes from its wheel, with the dependencies: the controller asks the very program that serves.
 FROM builder AS gateway-builder
 COPY deploy/images/gateway.lock /tmp/requirements.lock
 RUN python3 -m pip --python /opt/kplane/bin/python install --quiet \
         --no-compile --no-deps --only-binary :all: --require-hashes -r /tmp/requirements.lock && \
-    python3 -m compileall -q --invalidation-mode unchecked-hash /opt/kplane/lib
-COPY api/kplane kplane
-COPY provider/kplane kplane
-COPY workloads/kplane kplane
-COPY gateway/kplane kplane
-RUN python3 -m compileall -q --invalidation-mode unchecked-hash . && \
-    site="$(/opt/kplane/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" && \
-    cp -r . "$site" && \
-    ln -sf "$site/envoy/_bin/envoy" /opt/kplane/bin/envoy && /opt/kplane/bin/envoy --version && \
-    printf '%s\n' '#!/opt/kplane/bin/python' \
-        'import os, signal, sys' 'signal.signal(signal.SIGTERM, lambda *_: os._exit(143))' \
-        'from kplane.gateway.main import main' 'sys.exit(main())' > /opt/kplane/bin/kplane-gateway && \
-    chmod 0755 /opt/kplane/bin/kplane-gateway
+    python3 -m compileall -q --invalidation-mode unchecked-hash /opt/kplane/lib && \
+    ln -sf /opt/kplane/lib/python3.*/site-packages/envoy/_bin/envoy /opt/kplane/bin/envoy && /opt/kplane/bin/envoy --version
+COPY build/wheels/gateway /tmp/wheels
+RUN python3 -m pip --python /opt/kplane/bin/python install --quiet \
+        --no-compile --no-deps --no-index --find-links /tmp/wheels kplane kplane-provider && \
+    python3 -m compileall -q --invalidation-mode unchecked-hash /opt/kplane/lib/python3.*/site-packages/kplane
 
 FROM ${BASE_IMAGE} AS runtime
 # Bytecode is in the image; the root file system may be read-only.

@@ -185,6 +185,7 @@ e2e-kind: images ## Run the end-to-end suite on a kind cluster; KIND_CLUSTER=, K
 images: venv ## Build the images kplane-operator, kplane-mcm, kplane-gateway and kplane-etcd; IMAGE_TAG=, BASE_IMAGE=, DOCKER_BUILD=
 	@$(RUN) -m kplane.binaries --platform linux/$(IMAGE_ARCH) --into build/programs/linux-$(IMAGE_ARCH) \
 		etcd etcdctl etcdutl kube-controller-manager kube-scheduler
+	@$(RUN) -m tools.image_wheels
 	@for image in operator mcm gateway etcd; do \
 		$(DOCKER_BUILD) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
 			--target "$$image" --tag "kplane-$$image:$(IMAGE_TAG)" .; \

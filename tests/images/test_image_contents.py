@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import functools
 import importlib.metadata
 import re
-import shlex
-import signal
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,10 +14,11 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.syntax import parse
+from tools.image_wheels import components_of, imports_of
 
 ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
 OURS = frozenset(path.parent.name for path in ROOT.glob("*/kplane/*/__init__.py"))
 """The components: `provider` is the folder provider/, imported as kplane.provider."""
@@ -31,11 +26,11 @@ OURS = frozenset(path.parent.name for path in ROOT.glob("*/kplane/*/__init__.py"
 
 @dataclass(frozen=True)
 class Image:
-    """Program, component and dependencies of an image."""
+    """Programs and dependencies of an image."""
 
     target: str
-    program: str
-    package: str
+    programs: tuple[str, ...]
+    """Programs of the image. A container runs the first unless told otherwise."""
     extras: tuple[str, ...]
     """Extras of the project besides its common dependencies."""
 
@@ -51,9 +46,9 @@ class Image:
 
 
 IMAGES = [
-    Image("operator", program="controlplane-operator", package="controlplane_operator", extras=("operator",)),
-    Image("mcm", program="mcm", package="mcm", extras=()),
-    Image("gateway", program="kplane-gateway", package="gateway", extras=("gateway",)),
+    Image("operator", programs=("controlplane-operator", "egress-proxy"), extras=("operator",)),
+    Image("mcm", programs=("mcm",), extras=()),
+    Image("gateway", programs=("kplane-gateway",), extras=("gateway",)),
 ]
 
 each_image = pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.target)
@@ -78,29 +73,13 @@ def copied(instructions: list[str]) -> list[str]:
     return [word for line in lines for word in line[1:-1] if not word.startswith("--")]
 
 
-@functools.cache
-def imports_of(package: str) -> frozenset[str]:
-    """Return the components and top-level modules that a component imports, without the standard library."""
-
-    def names() -> Iterator[str]:
-        for path in (ROOT / package / "kplane").rglob("*.py"):
-            for node in ast.walk(parse(path.read_bytes())):
-                if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and node.module == "kplane"):
-                    yield from (alias.name for alias in node.names)
-                elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                    yield node.module
-
-    return frozenset(name.removeprefix("kplane.").partition(".")[0] for name in names()) - sys.stdlib_module_names
+def packages_for(image: Image) -> frozenset[str]:
+    """Return the components that the programs of an image import, directly or not."""
+    return frozenset[str]().union(*(components_of(program, project=PROJECT) for program in image.programs))
 
 
-def packages_for(package: str) -> frozenset[str]:
-    """Return a component and all components that it imports, directly or not."""
-    components: set[str] = set()
-    pending = {package}
-    while pending:
-        components |= pending
-        pending = {name for component in pending for name in imports_of(component) & OURS} - components
-    return frozenset(components)
+def test_project_names_the_programs_of_each_image() -> None:
+    assert PYPROJECT["tool"]["kplane"]["images"] == {image.target: list(image.programs) for image in IMAGES}
 
 
 def test_read_lock_returns_versions_markers_and_hashes() -> None:
@@ -113,63 +92,25 @@ def test_read_lock_returns_versions_markers_and_hashes() -> None:
 
 
 @each_image
-def test_builder_copies_exactly_the_components_of_the_program(image: Image) -> None:
-    sources = [source for source in copied(stage(f"{image.target}-builder")) if not source.endswith(".lock")]
-    assert frozenset(sources) == {f"{component}/kplane" for component in packages_for(image.package)}
-    assert len(sources) == len(set(sources))
-
-
-@each_image
 def test_builder_of_image_uses_the_lock_of_the_image(image: Image) -> None:
     assert f"deploy/images/{image.target}.lock" in copied(stage(f"{image.target}-builder"))
     assert f"COPY --from={image.target}-builder /opt/kplane /opt/kplane" in stage(image.target)
 
 
 @each_image
-def test_program_of_image_has_the_entry_point_of_the_wheel(image: Image) -> None:
-    module, _, function = PROJECT["scripts"][image.program].partition(":")
-    builder = "\n".join(stage(f"{image.target}-builder"))
-    assert f"'from {module} import {function}' 'sys.exit({function}())'" in builder
-    assert f"> /opt/kplane/bin/{image.program} " in builder
-    assert f'ENTRYPOINT ["{image.program}"]' in stage(image.target)
-
-
-@each_image
-def test_program_of_image_exits_on_sigterm_during_imports(image: Image, tmp_path: Path) -> None:
-    """The kernel delivers no signal without a handler to process 1. The default action is no handler."""
-    module = PROJECT["scripts"][image.program].partition(":")[0].replace(".", "/")
-    slow = tmp_path / f"{module}.py"
-    slow.parent.mkdir(parents=True)
-    slow.write_text("import sys\nprint('imports', flush=True)\nsys.stdin.read()\n")
-    (slow.parent / "__init__.py").touch()
-    [quoted_lines] = re.findall(rf"printf '%s\\n' (.*?) > /opt/kplane/bin/{image.program} ", DOCKERFILE)
-    (tmp_path / "script").write_text("\n".join(shlex.split(quoted_lines)))
-    with subprocess.Popen(
-        [sys.executable, tmp_path / "script"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"imports\n"
-        process.terminate()
-        assert process.wait(timeout=60.0) == 128 + signal.SIGTERM
-
-
-def test_image_of_operator_has_the_egress_proxy() -> None:
-    builder = "\n".join(stage("operator-builder"))
-    [(quoted_lines, start)] = re.findall(
-        r"printf '%s\\n' ((?:(?!printf).)*) > /opt/kplane/bin/egress-proxy (.*)", builder
-    )
-    lines = shlex.split(quoted_lines)
-    assert lines[0] == "#!/opt/kplane/bin/python"
-    assert "chmod 0755 /opt/kplane/bin/controlplane-operator /opt/kplane/bin/egress-proxy" in start
-    script = "\n".join([*lines[:-1], "main(['--help'])"])
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60.0)
-    assert "usage: egress-proxy" in process.stdout
+def test_builder_installs_the_wheels_of_the_image(image: Image) -> None:
+    builder = stage(f"{image.target}-builder")
+    assert f"COPY build/wheels/{image.target} /tmp/wheels" in builder
+    installs = [" ".join(line.split()) for line in builder if "--no-index" in line]
+    assert len(installs) == 1
+    assert "--no-deps --no-index --find-links /tmp/wheels kplane kplane-provider" in installs[0]
+    assert f'ENTRYPOINT ["{image.programs[0]}"]' in stage(image.target)
 
 
 @each_image
 def test_lock_has_distributions_of_all_imported_modules(image: Image) -> None:
     distributions = importlib.metadata.packages_distributions()
-    imported = {name for package in packages_for(image.package) for name in imports_of(package)} - OURS
+    imported = {name for package in packages_for(image) for name in imports_of(package)} - OURS
     assert "pydantic" in imported
     if "operator" not in image.extras:
         # Only provider's bridge imports kopf. Without kopf, the bridge raises an error that names the package.
@@ -184,7 +125,7 @@ def test_lock_has_exactly_the_declared_dependencies_and_theirs(image: Image) -> 
     while pending:
         required |= pending
         pending = {name for distribution in pending for name in requirements_of(distribution)} - required
-    # kplane-provider is copied into the image instead of installed.
+    # Its wheel comes from the build context, beside the wheel of kplane.
     required.remove("kplane-provider")
     assert {name for name, (_, rest) in image.lock.items() if applies(lock_marker(rest))} == required
 
