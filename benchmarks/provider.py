@@ -7,7 +7,9 @@ several processes divide the clusters by Leases. A lost event ends the run with 
 
 - `engaged`: seconds from the first cluster to the reconcile of the last object, and memory before and after;
 - `burst`: reconciles per second for objects of each kind that are created at once and seen in each cluster;
-- `churn`: milliseconds from the create request of a ConfigMap to its reconcile, one by one.
+- `churn`: milliseconds from the create request of a ConfigMap to its reconcile, one by one;
+- `quiet`, with `--quiet-seconds`: processor time of the workers and of the API server, and probes of its `/version`, in
+  a time without changes. `without_probes` is the same with other workers, whose clients probe no silent server.
 
 All programs share this machine, so the result includes their load. More processes leave less processor time to the API
 server.
@@ -22,6 +24,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import statistics
 import time
 from collections.abc import Sequence
@@ -38,6 +41,7 @@ from kplane.provider import Client
 from kplane.provider.client.resources import CONFIG_MAPS, SECRETS, Resource
 
 _AT_ONCE: Final = 16
+_SERVER_CPU: Final = re.compile(r"^process_cpu_seconds_total (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,35 +55,67 @@ class Target:
     processes: int
     kinds: int
     deadline_seconds: float
+    quiet_seconds: float
+    is_go: bool
     program: Sequence[str]
 
 
 async def _measure(client: Client, kubeconfig: Path, *, clusters: int, target: Target) -> dict[str, Any]:
     async with contextlib.AsyncExitStack() as stack:
-        is_single = target.processes == 1
-        workers = [
-            await stack.enter_async_context(
-                started(
-                    kubeconfig,
-                    program=target.program,
-                    kinds=target.kinds,
-                    identity=None if is_single else f"{clusters}-{number}",
-                )
-            )
-            for number in range(target.processes)
-        ]
-        await shared_out(workers, deadline_seconds=target.deadline_seconds)
+        workers = await _start(stack, kubeconfig, clusters=clusters, target=target)
         objects = sum([await _count(client, kind) for kind in KINDS[: target.kinds]])
         engaged = await _engage(workers, clusters=clusters, objects=objects, target=target)
         names = [f"burst-{clusters}-{number}" for number in range(target.burst)]
         burst = await _burst(client, workers, names=names, clusters=clusters, target=target)
         churn = await _churn(client, workers, clusters=clusters, target=target)
+        quiet = {"with_probes": await _quiet(client, workers, target=target)} if target.quiet_seconds else {}
+    if target.quiet_seconds and not target.is_go:
+        async with contextlib.AsyncExitStack() as stack:
+            workers = await _start(stack, kubeconfig, clusters=clusters, target=target, probes=False)
+            objects = sum([await _count(client, kind) for kind in KINDS[: target.kinds]])
+            await _engage(workers, clusters=clusters, objects=objects, target=target)
+            quiet["without_probes"] = await _quiet(client, workers, target=target)
     for kind, name in itertools.product(KINDS[: target.kinds], names):
         await client.delete(kind, name, namespace=NAMESPACE)
     for number in range(target.churn):
         await client.delete(CONFIG_MAPS, f"churn-{clusters}-{number}", namespace=NAMESPACE)
     options = {"clusters": clusters, "kinds": target.kinds, "processes": target.processes}
-    return {**options, "engaged": engaged, "burst": burst, "churn": churn}
+    return {**options, "engaged": engaged, "burst": burst, "churn": churn} | ({"quiet": quiet} if quiet else {})
+
+
+async def _start(
+    stack: contextlib.AsyncExitStack, kubeconfig: Path, *, clusters: int, target: Target, probes: bool = True
+) -> list[Worker]:
+    # Identities differ from those of the workers before, whose Leases may remain.
+    prefix = f"{clusters}" if probes else f"{clusters}-silent"
+    identities = [None] if target.processes == 1 else [f"{prefix}-{number}" for number in range(target.processes)]
+    workers = [
+        await stack.enter_async_context(
+            started(kubeconfig, program=target.program, kinds=target.kinds, identity=identity, probes=probes)
+        )
+        for identity in identities
+    ]
+    await shared_out(workers, deadline_seconds=target.deadline_seconds)
+    return workers
+
+
+async def _quiet(client: Client, workers: Sequence[Worker], *, target: Target) -> dict[str, Any]:
+    async def sample() -> list[float]:
+        probes = sum([(await worker.ask(do="probes")).get("probes", 0) for worker in workers])
+        server = _SERVER_CPU.search(await client.text("/metrics"))
+        if server is None:
+            raise LookupError("the API server has no process_cpu_seconds_total")
+        return [sum(cpu_seconds(worker.pid) for worker in workers), float(server[1]), probes]
+
+    before = await sample()
+    await asyncio.sleep(target.quiet_seconds)
+    worker, server, probes = (now - then for now, then in zip(await sample(), before, strict=True))
+    return {
+        "seconds": target.quiet_seconds,
+        "worker_cpu_seconds": round(worker, 2),
+        "api_server_cpu_seconds": round(server, 2),
+        "version_probes": None if target.is_go else int(probes),
+    }
 
 
 async def _engage(workers: Sequence[Worker], *, clusters: int, objects: int, target: Target) -> dict[str, Any]:
@@ -183,6 +219,7 @@ def main() -> None:
     parser.add_argument("--kinds", type=int, choices=range(1, len(KINDS) + 1), default=1, help="kinds to watch")
     parser.add_argument("--processes", type=int, default=1, help="number of processes that divide the clusters")
     parser.add_argument("--deadline-seconds", type=float, default=300.0, help="time limit of each part")
+    parser.add_argument("--quiet-seconds", type=float, default=0.0, help="time without changes to measure after that")
     parser.add_argument("--go", type=Path, help="a checkout of multicluster-runtime, to measure the runtime for Go")
     given = parser.parse_args()
     with program_of(given.go) as program:
@@ -194,6 +231,8 @@ def main() -> None:
             processes=given.processes,
             kinds=given.kinds,
             deadline_seconds=given.deadline_seconds,
+            quiet_seconds=given.quiet_seconds,
+            is_go=given.go is not None,
             program=program,
         )
         load = os.getloadavg()

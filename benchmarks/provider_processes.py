@@ -99,13 +99,22 @@ async def fleet_server() -> AsyncIterator[tuple[Client, Path]]:
 
 @contextlib.asynccontextmanager
 async def started(
-    kubeconfig: Path, *, program: Sequence[str], kinds: int = 1, identity: str | None = None, hub: bool = False
+    kubeconfig: Path,
+    *,
+    program: Sequence[str],
+    kinds: int = 1,
+    identity: str | None = None,
+    hub: bool = False,
+    probes: bool = True,
 ) -> AsyncIterator[Worker]:
     """Run the worker of `program_of` in the background.
 
     With an `identity`, the worker shares the clusters with its peers. With `hub`, it also watches its local cluster.
+    Without `probes`, its clients do not probe silent API servers; the runtime for Go has no such option.
     """
-    options = {"kubeconfig": str(kubeconfig), "kinds": kinds, "identity": identity, "hub": hub}
+    options: dict[str, Any] = {"kubeconfig": str(kubeconfig), "kinds": kinds, "identity": identity, "hub": hub}
+    if not probes:
+        options["probes"] = False
     process = await asyncio.create_subprocess_exec(
         *program,
         json.dumps(options),

@@ -15,6 +15,7 @@ from typing import Any
 import uvloop
 
 from kplane.provider import (
+    Client,
     Cluster,
     ClusterConfig,
     Manager,
@@ -25,6 +26,7 @@ from kplane.provider import (
     engage,
     enqueue_mapped,
 )
+from kplane.provider.client import liveness, watch
 from kplane.provider.client.resources import CONFIG_MAPS, SECRETS, SERVICE_ACCOUNTS
 from kplane.provider.controllers.sources import Channel
 from kplane.provider.providers.clusters import ClustersProvider
@@ -39,6 +41,9 @@ GATED = "gated"
 """The cluster whose API server goes down."""
 
 
+_YEAR_SECONDS = 365 * 86400.0
+
+
 class Meter:
     """Counts reconciles. Flood requests take a millisecond each, and are not counted."""
 
@@ -50,6 +55,8 @@ class Meter:
         self.moments: list[float] = []
         """Times at which objects of the gated cluster were read, on the monotonic clock."""
         self.failures = 0
+        self.probes = 0
+        """Number of requests for `/version`, by which clients look for hanging API servers."""
         self.flood: Channel[Request] = Channel()
         self.flooded = False
 
@@ -88,6 +95,35 @@ class Meter:
                 yield Request(name, metadata["namespace"], metadata["name"])
 
 
+class _Probed(Cluster):
+    """A cluster whose probes a meter counts."""
+
+    meter: Meter
+
+    def make_client(self) -> Client:
+        client, meter = super().make_client(), self.meter
+        probe = client.probe
+
+        async def counted(path: str = "/readyz", *, timeout_seconds: float | None = None) -> None:
+            meter.probes += path == "/version"
+            await probe(path, timeout_seconds=timeout_seconds)
+
+        client.probe = counted  # type: ignore[method-assign]
+        return client
+
+
+def _probed(name: str, config: ClusterConfig, meter: Meter) -> Cluster:
+    cluster = _Probed(name, config=config)
+    cluster.meter = meter
+    return cluster
+
+
+def _stop_probes() -> None:
+    """Let clients of this process never probe a server that is silent."""
+    # Not infinite: timers of uvloop have a maximum.
+    liveness.IDLE_SECONDS = watch.IDLE_SECONDS = _YEAR_SECONDS  # type: ignore[misc]
+
+
 def _rss_kib() -> int:
     gc.collect()
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -109,7 +145,7 @@ async def _answer(
             silent = [ClusterConfig(server) for server in question.get("silent", ())]
             clusters = [
                 *(Cluster(f"silent-{number}", config=silent_config) for number, silent_config in enumerate(silent)),
-                *(Cluster(f"cluster-{number}", config=config) for number in range(question["clusters"])),
+                *(_probed(f"cluster-{number}", config, meter) for number in range(question["clusters"])),
             ]
             if gated := question.get("gated"):
                 clusters.append(Cluster(GATED, config=dataclasses.replace(config, server=gated)))
@@ -133,6 +169,8 @@ async def _answer(
             return {"owned": stats.owned if stats else 0, "all": stats.fences if stats else 0}
         case "memory":
             return {"rss_kib": _rss_kib()}
+        case "probes":
+            return {"probes": meter.probes}
         case "latencies":
             milliseconds, meter.milliseconds = meter.milliseconds, []
             return {"milliseconds": milliseconds}
@@ -140,7 +178,9 @@ async def _answer(
             return {"reconciles": meter.reconciles, "last": meter.last}
 
 
-async def _run(*, kubeconfig: str, kinds: int, identity: str | None, hub: bool) -> None:
+async def _run(*, kubeconfig: str, kinds: int, identity: str | None, hub: bool, probes: bool = True) -> None:
+    if not probes:
+        _stop_probes()
     config, fleet, meter = ClusterConfig.load(Path(kubeconfig)), ClustersProvider(), Meter()
     local = Cluster("", config=config)
     coordinator = None if identity is None else Sharded(local.client, namespace="kube-system", identity=identity)

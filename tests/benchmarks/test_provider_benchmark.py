@@ -22,6 +22,14 @@ async def test_provider_benchmark_counts_every_reconcile(binaries: object, measu
     assert len(run["engaged"]["rss_mib_after"]) == processes
 
 
+async def test_quiet_benchmark_counts_probes(binaries: object, measure: Any) -> None:
+    arguments = ("--clusters=2", "--burst=1", "--churn=1", "--quiet-seconds=40", "--deadline-seconds=240")
+    (run,) = (await measure("provider", *arguments))["runs"]
+    assert run["quiet"]["with_probes"]["version_probes"] > 0
+    assert run["quiet"]["without_probes"]["version_probes"] == 0
+    assert run["quiet"]["without_probes"]["api_server_cpu_seconds"] > 0
+
+
 async def test_trouble_benchmark_measures_each_kind_of_trouble(binaries: object, measure: Any) -> None:
     arguments = ("--clusters=4", "--silent=2", "--flood=1000", "--churn=3", "--deadline-seconds=240")
     arguments += ("--outage-requests=3", "--outage-seconds=10")
