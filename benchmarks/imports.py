@@ -1,7 +1,7 @@
 """Measures the import of `kplane.provider` in trees of this repository: `python -m benchmarks.imports TREE...`.
 
-Each statement runs in new interpreters with the `provider` of a tree, in turn with the other trees, so that the load of
-the machine is the same for all. The first round compiles and is not counted. Prints JSON with the medians:
+Each statement runs in new interpreters with the `provider` of a tree. The trees take turns, so that the load of the
+machine is the same for all. The first round compiles the modules, and does not count. Prints JSON with the medians:
 
 - `wall_seconds` and `cpu_seconds` of the statement, without the start of the interpreter;
 - `max_rss_mib`: peak memory of the process, beside that of an interpreter without a statement.

@@ -8,8 +8,8 @@ several processes divide the clusters by Leases. A lost event ends the run with 
 - `engaged`: seconds from the first cluster to the reconcile of the last object, and memory before and after;
 - `burst`: reconciles per second for objects of each kind that are created at once and seen in each cluster;
 - `churn`: milliseconds from the create request of a ConfigMap to its reconcile, one by one;
-- `quiet`, with `--quiet-seconds`: processor time of the workers and of the API server, and probes of its `/version`, in
-  a time without changes. `without_probes` is the same with other workers, whose clients probe no silent server.
+- `quiet`, with `--quiet-seconds`: processor time of workers and API server, and the probes of its `/version`. Nothing
+  changes meanwhile. `without_probes` is the same with other workers, whose clients probe no silent server.
 
 All programs share this machine, so the result includes their load. More processes leave less processor time to the API
 server.
@@ -86,7 +86,7 @@ async def _measure(client: Client, kubeconfig: Path, *, clusters: int, target: T
 async def _start(
     stack: contextlib.AsyncExitStack, kubeconfig: Path, *, clusters: int, target: Target, probes: bool = True
 ) -> list[Worker]:
-    # Identities differ from those of the workers before, whose Leases may remain.
+    # The Leases of earlier workers may remain, so each worker has an identity of its own.
     prefix = f"{clusters}" if probes else f"{clusters}-silent"
     identities = [None] if target.processes == 1 else [f"{prefix}-{number}" for number in range(target.processes)]
     workers = [

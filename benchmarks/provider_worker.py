@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from typing_extensions import override
 
 from kplane.provider import (
     Client,
@@ -100,6 +101,7 @@ class _Probed(Cluster):
 
     meter: Meter
 
+    @override
     def make_client(self) -> Client:
         client, meter = super().make_client(), self.meter
         probe = client.probe
@@ -121,7 +123,8 @@ def _probed(name: str, config: ClusterConfig, meter: Meter) -> Cluster:
 def _stop_probes() -> None:
     """Let clients of this process never probe a server that is silent."""
     # Not infinite: timers of uvloop have a maximum.
-    liveness.IDLE_SECONDS = watch.IDLE_SECONDS = _YEAR_SECONDS  # type: ignore[misc]
+    for module in (liveness, watch):
+        vars(module)["IDLE_SECONDS"] = _YEAR_SECONDS
 
 
 def _rss_kib() -> int:
