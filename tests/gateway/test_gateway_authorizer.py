@@ -59,7 +59,7 @@ async def ask(tmp_path: Path) -> AsyncIterator[Any]:
 
     async with (
         authorizer.listening(socket),
-        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket))) as session,
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket), limit=0)) as session,
     ):
         assert socket.stat().st_mode & 0o777 == 0o600
 
@@ -346,6 +346,27 @@ async def test_authorizer_keeps_slots_of_hold_from_made_up_tokens(ask: Any, even
     await eventually(lambda: ask.waker.waiting, lambda waiting: waiting == 22)
     ask.update({"a": route("a")})
     assert [answer[0] for answer in await asyncio.gather(*flood, *writes)] == [200] * 22
+
+
+async def test_authorizer_returns_429_beyond_100_wakes_of_address(ask: Any, eventually: Any) -> None:
+    names = [f"s{number}" for number in range(101)]
+    ask.serve(route("a"), *(route(name, asleep=NOW) for name in names))
+    client = _certificate() | {"X-Forwarded-For": "192.0.2.7"}
+    paths = [PATH.replace("/a/", f"/{name}/") for name in names]
+    waking = [asyncio.create_task(ask(path, client)) for path in paths[:100]]
+    await eventually(lambda: len(ask.woken), lambda woken: woken == 100)
+    code, headers, text = await ask(paths[100], client)
+    assert (code, headers["Retry-After"]) == (429, "1")
+    assert "woken too many control planes" in text
+    assert len(ask.woken) == 100
+    assert (await ask(PATH, client))[0] == 200
+    # Other addresses, and requests to control planes that wake up already, are unaffected.
+    waking.append(asyncio.create_task(ask(paths[0], client)))
+    other_client = _certificate() | {"X-Forwarded-For": "192.0.2.8"}
+    waking.append(asyncio.create_task(ask(paths[100], other_client)))
+    await eventually(lambda: len(ask.woken), lambda woken: woken == 101)
+    ask.serve(*map(route, names))
+    assert {answer[0] for answer in await asyncio.gather(*waking)} == {200}
 
 
 async def test_authorizer_returns_401_for_unknown_path_without_wake(ask: Any) -> None:

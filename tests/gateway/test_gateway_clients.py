@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from kplane.gateway.clients import NOBODY, Client, ClientLimits
+from kplane.gateway.clients import NOBODY, WAKES, Client, ClientLimits
 from kplane.gateway.errors import Declined
 
 
@@ -28,7 +28,7 @@ class Clock:
     ],
 )
 def test_client_at_counts_ipv6_address_by_64_network(address: str, counts_as: str) -> None:
-    assert Client.at(address, wakes=None).address == counts_as
+    assert Client.at(address).address == counts_as
 
 
 def test_client_limits_return_429_beyond_waiters_per_address() -> None:
@@ -70,7 +70,12 @@ def test_client_limits_refuse_wakes_beyond_limit_for_a_minute() -> None:
     with pytest.raises(Declined, match="client address"):
         limits.wake(client)
     limits.wake(Client("192.0.2.8", wakes=2))
-    for _ in range(10):
+    # Wakes with verified credentials have a limit of their own. Wakes of an unknown address have none.
+    for _ in range(WAKES):
+        limits.wake(Client("192.0.2.7"))
+        limits.wake(NOBODY)
+    limits.wake(NOBODY)
+    with pytest.raises(Declined, match="client address"):
         limits.wake(Client("192.0.2.7"))
     clock.now = 60.0
     limits.wake(client)

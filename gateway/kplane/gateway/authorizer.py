@@ -233,12 +233,9 @@ class Authorizer:
 
 
 def _client_of(request: web.BaseRequest) -> Client:
-    """Return the client of a request.
-
-    Its wake-ups have no limit, since the gateway verifies each credential that wakes.
-    """
+    """Return the client of a request."""
     # Envoy appends its own address to the address of the client.
-    return Client.at(request.headers.get(CLIENT_HEADER, "").partition(",")[0].strip(), wakes=None)
+    return Client.at(request.headers.get(CLIENT_HEADER, "").partition(",")[0].strip())
 
 
 def _token_of(request: web.BaseRequest) -> str | None:

@@ -12,10 +12,14 @@ from typing import Final, Self
 
 from kplane.gateway.errors import Declined
 
-__all__ = ["IPV6_NETWORK", "NOBODY", "Client", "ClientLimits"]
+__all__ = ["IPV6_NETWORK", "NOBODY", "WAKES", "Client", "ClientLimits"]
 
 IPV6_NETWORK: Final = 64
 """Prefix length of the IPv6 network that counts as a client address: a client may own all addresses in it."""
+WAKES: Final = 100
+"""Maximum number of control planes that a client address may wake in a minute with verified credentials. Many clients
+may share an address.
+"""
 _WINDOW: Final = 60.0
 """Seconds over which the wake-ups of a client address count."""
 _UNVERIFIED: Final = 20
@@ -30,13 +34,11 @@ class Client:
 
     address: str
     """IPv4 address or IPv6 network of the client. It is empty for an unknown address, to which no limit applies."""
-    wakes: int | None = None
-    """Maximum number of control planes that the client may wake in a minute; None for no limit, with a verified
-    credential.
-    """
+    wakes: int = WAKES
+    """Maximum number of control planes that the client may wake in a minute. Wakes count by address and maximum."""
 
     @classmethod
-    def at(cls, address: str, *, wakes: int | None) -> Self:
+    def at(cls, address: str, *, wakes: int = WAKES) -> Self:
         """Return the client at an IP address.
 
         An IPv6 address is replaced by its /64 network. An invalid address counts as unknown.
@@ -57,7 +59,7 @@ NOBODY: Final = Client("")
 
 
 class ClientLimits:
-    """Limits the waiting requests of each client address, and its wake-ups without a verified credential."""
+    """Limits the waiting requests of each client address, and its wake-ups."""
 
     def __init__(
         self, *, waiting: int, unverified: int = _UNVERIFIED, clock: Callable[[], float] = time.monotonic
@@ -70,7 +72,7 @@ class ClientLimits:
         self._clock = clock
         self._waiting: Counter[str] = Counter()
         self._unverified: Counter[str] = Counter()
-        self._wakes: OrderedDict[str, deque[float]] = OrderedDict()
+        self._wakes: OrderedDict[Client, deque[float]] = OrderedDict()
 
     @contextlib.contextmanager
     def place(self, client: Client, *, verified: bool = True) -> Iterator[None]:
@@ -100,15 +102,15 @@ class ClientLimits:
 
         Raises Declined if its address has caused too many in the last minute.
         """
-        if client.wakes is None or not client.address:
+        if not client.address:
             return
         now = self._clock()
-        times = self._wakes.setdefault(client.address, deque())
-        self._wakes.move_to_end(client.address)
+        times = self._wakes.setdefault(client, deque())
+        self._wakes.move_to_end(client)
         while times and now - times[0] >= _WINDOW:
             times.popleft()
         if len(times) >= client.wakes:
-            raise Declined(429, "this client address has woken too many control planes without a verified credential")
+            raise Declined(429, "this client address has woken too many control planes in the last minute")
         times.append(now)
         while len(self._wakes) > _MAX_ADDRESSES:
             self._wakes.popitem(last=False)
