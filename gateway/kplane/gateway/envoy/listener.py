@@ -52,6 +52,10 @@ _REQUEST_TIMEOUT: Final = "3600s"
 """Maximum time until a whole request has arrived, unless its response begins. `bodies.py` has shorter limits for
 requests that pause.
 """
+_HANDSHAKE_TIMEOUT: Final = "10s"
+"""Maximum time until the first message of TLS has arrived, and then until the handshake is complete."""
+_HEADERS_TIMEOUT: Final = "10s"
+"""Maximum time from the first byte of a request until all its headers have arrived."""
 _UPGRADES: Final = ("websocket", "SPDY/3.1")
 
 
@@ -105,11 +109,12 @@ def listener(
         "per_connection_buffer_limit_bytes": CONNECTION_BUFFER,
         "tcp_keepalive": {"keepalive_time": 60, "keepalive_interval": 15, "keepalive_probes": 4},
         "listener_filters": [reading_host_names()],
+        "listener_filters_timeout": _HANDSHAKE_TIMEOUT,
         "filter_chains": [
             *host_filter_chains(domains),
             {
                 "transport_socket": {"name": "tls", "typed_config": transport},
-                "transport_socket_connect_timeout": "10s",
+                "transport_socket_connect_timeout": _HANDSHAKE_TIMEOUT,
                 "filters": [{"name": "http", "typed_config": manager}],
             },
         ],
@@ -184,7 +189,7 @@ def _http(routes: str | Message, *, changes: PurePosixPath) -> Message:
             "allow_connect": False,
         },
         "max_request_headers_kb": _HEADERS_KIB,
-        "request_headers_timeout": "10s",
+        "request_headers_timeout": _HEADERS_TIMEOUT,
         "request_timeout": _REQUEST_TIMEOUT,
         "stream_idle_timeout": "0s",
         "upgrade_configs": [{"upgrade_type": kind} for kind in _UPGRADES],
