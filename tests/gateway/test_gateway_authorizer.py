@@ -348,6 +348,30 @@ async def test_authorizer_keeps_slots_of_hold_from_made_up_tokens(ask: Any, even
     assert [answer[0] for answer in await asyncio.gather(*flood, *writes)] == [200] * 22
 
 
+async def test_authorizer_names_absent_api_server_to_verified_clients(ask: Any) -> None:
+    """The gateway verifies credentials by the last API server that the control plane had."""
+    absent_route = Route(key="uid-a", cluster_path="a", upstream=None, why_absent="its phase is Failed")
+    stranger = {"x-forwarded-client-cert": f'Hash=1;Chain="{quote(STRANGER, safe="")}"'}
+    strangers = (stranger, {"Authorization": "Bearer x"}, _bearer(key=create_signing_key()))
+
+    async def codes(*clients: dict[str, str]) -> set[int]:
+        return {(await ask(PATH, headers, method))[0] for headers in clients for method in ("GET", "POST")}
+
+    ask.serve(absent_route)
+    assert await codes(_certificate(), _bearer(), *strangers) == {401}
+    ask.serve(route("a"))
+    ask.update({"a": absent_route})
+    code, _, text = await ask(PATH, _bearer())
+    assert (code, json.loads(text)["message"]) == (DECLINED, "its phase is Failed")
+    for change in (ask.serve, lambda again: ask.update({"a": dataclasses.replace(again, why_absent="later")})):
+        change(absent_route)
+        assert await codes(_certificate(), _bearer()) == {DECLINED}
+        assert await codes(*strangers) == {401}
+    ask.update({"a": None})
+    ask.update({"a": absent_route})
+    assert await codes(_certificate(), _bearer(), *strangers) == {401}
+
+
 async def test_authorizer_returns_429_beyond_100_wakes_of_address(ask: Any, eventually: Any) -> None:
     names = [f"s{number}" for number in range(101)]
     ask.serve(route("a"), *(route(name, asleep=NOW) for name in names))

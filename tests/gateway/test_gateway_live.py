@@ -131,19 +131,23 @@ async def test_gateway_returns_kubernetes_status_without_api_server(
         key="uid-gone", cluster_path="gone", upstream=None, why_absent="it failed, and the reason is this"
     )
     dead_upstream = await _upstream_of_nobody(gateway)
-    await gateway.serve(
-        *gateway.routes, absent_route, Route(key="uid-dead", cluster_path="dead", upstream=dead_upstream)
-    )
+    dead_route = Route(key="uid-dead", cluster_path="dead", upstream=dead_upstream)
+    # The gateway verifies credentials by the last API server that the control plane had.
+    former_route = dataclasses.replace(gateway.route("one"), key="uid-gone", cluster_path="gone")
+    await gateway.serve(*gateway.routes, former_route, dead_route)
+    await gateway.serve(gateway.route("one"), gateway.route("two"), absent_route, dead_route)
     async with Client(gateway.config("gone"), field_manager="kplane") as client:
         assert (await _refusal(client)).status == 401
     for identity in ({"token": "x"}, _identity(gateway, "one")):
         async with Client(gateway.config("unknown", **identity), field_manager="kplane") as client:
             error = await _refusal(client)
             assert (error.status, error.reason) == (401, "Unauthorized")
-        async with Client(gateway.config("gone", **identity), field_manager="kplane") as client:
-            error = await _refusal(client)
-            assert (error.status, error.reason) == (503, "ServiceUnavailable")
-            assert "the reason is this" in str(error)
+    async with Client(gateway.config("gone", token="x"), field_manager="kplane") as client:
+        assert (await _refusal(client)).status == 401
+    async with Client(gateway.config("gone", **_identity(gateway, "one")), field_manager="kplane") as client:
+        error = await _refusal(client)
+        assert (error.status, error.reason) == (503, "ServiceUnavailable")
+        assert "the reason is this" in str(error)
     async with Client(gateway.config("dead", token="x"), field_manager="kplane") as client:
         error = await _refusal(client)
         assert (error.status, error.reason) == (503, "ServiceUnavailable")

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 import pytest
 
 from kplane.gateway.envoy.requests import CHANGES, DOUBLE_SLASH, GROWS, changes
 
+from .route_table import holds
+
 MERGE, APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
-
-
-def holds(predicate: dict[str, Any], headers: dict[str, str]) -> bool:
-    if "and_matcher" in predicate:
-        return all(holds(operand, headers) for operand in predicate["and_matcher"]["predicate"])
-    if "not_matcher" in predicate:
-        return not holds(predicate["not_matcher"], headers)
-    single = predicate["single_predicate"]
-    value = headers.get(single["input"]["typed_config"]["header_name"])
-    return value is not None and re.fullmatch(single["value_match"]["safe_regex"]["regex"], value) is not None
 
 
 def asked(method: str, path: str, *, length: int | None = 200, content: str = MERGE) -> dict[str, str]:

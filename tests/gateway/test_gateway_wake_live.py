@@ -11,9 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import jwt
 import pytest
 
-from kplane.gateway.routes import Route, Sleep
+from kplane.gateway.routes import Limits, Route, Sleep
+from kplane.gateway.tokens import Issuer
 from kplane.gateway.usage import Usage
 from kplane.pki.primitives import create_signing_key
 from kplane.pki.signatures import sign_claims
@@ -117,20 +119,40 @@ async def test_request_with_invalid_credential_wakes_no_control_plane(gateway: G
 
 
 async def test_unauthenticated_answers_do_not_reveal_control_planes(gateway: Gateway) -> None:
-    """Control plane `one` sleeps, `two` is awake, and `three` does not exist."""
-    await gateway.serve(_asleep(gateway.route("one")), gateway.route("two"))
+    """Control plane `one` sleeps, `two` is awake, `three` does not exist, `four` has no API server, `five` is at its
+    storage quota, `six` has a body limit, and `seven` accepts tokens of an OIDC issuer.
+    """
+    awake_route = gateway.route("two")
+    assert awake_route.upstream is not None
+    issuer = Issuer(url="https://127.0.0.1:1", audiences=frozenset({"kubernetes"}))
+    trust = replace(awake_route.upstream.trust, issuers=(issuer,))
+    limits = Limits(set_by="ControlPlaneClass small", request_bytes=10)
+    await gateway.serve(
+        _asleep(gateway.route("one")),
+        awake_route,
+        Route(key="uid-four", cluster_path="four", upstream=None, why_absent="its phase is Failed"),
+        replace(awake_route, key="uid-five", cluster_path="five", full=True),
+        replace(awake_route, key="uid-six", cluster_path="six", limits=limits),
+        replace(
+            awake_route, key="uid-seven", cluster_path="seven", upstream=replace(awake_route.upstream, trust=trust)
+        ),
+    )
+    names = ("one", "two", "three", "four", "five", "six", "seven")
+    body = b"x" * 100
     claims = {"iss": "https://kubernetes.default.svc.cluster.local", "exp": 1 << 40}
     forged = sign_claims(claims, key=create_signing_key())
+    unsigned = jwt.encode(claims | {"iss": issuer.url, "aud": "kubernetes"}, "x" * 32, algorithm="HS256")
 
     async def answers(rest: str, *headers: str, method: str) -> list[tuple[bytes, list[bytes], bytes]]:
         results = []
-        for name in ("one", "two", "three"):
-            sent = http1(f"/clusters/{name}/control-plane{rest}", *headers, method=method)
-            head, _, body = (await exchange(gateway.serving.port, sent, ca=gateway.ca)).partition(b"\r\n\r\n")
+        for name in names:
+            has_body = f"Content-Length: {len(body)}" in headers
+            sent = http1(f"/clusters/{name}/control-plane{rest}", *headers, method=method, body=body * has_body)
+            head, _, content = (await exchange(gateway.serving.port, sent, ca=gateway.ca)).partition(b"\r\n\r\n")
             code, *lines = head.split(b"\r\n")
             header_lines = [line for line in lines if not line.startswith((b"date:", b"audit-id:"))]
             assert len(lines) - len(header_lines) == 2
-            results.append((code, sorted(header_lines), body))
+            results.append((code, sorted(header_lines), content))
         return results
 
     for rest, method, headers in (
@@ -144,14 +166,21 @@ async def test_unauthenticated_answers_do_not_reveal_control_planes(gateway: Gat
         ("/api", "GET", ("Authorization: Bearer x",)),
         ("/api", "GET", (f"Authorization: Bearer {forged}",)),
         ("/api", "GET", (f"Authorization: Bearer {forged}", "Audit-ID: mine")),
+        ("/api/v1/namespaces", "POST", ("Authorization: Bearer x", f"Content-Length: {len(body)}")),
+        ("/api/v1/namespaces", "POST", (f"Authorization: Bearer {forged}", f"Content-Length: {len(body)}")),
+        ("/api/v1/namespaces", "PUT", ("Authorization: Bearer x", "Content-Length: 0")),
+        ("/api/v1/namespaces/a", "DELETE", ("Authorization: Bearer x", f"Content-Length: {len(body)}")),
+        # This token names the issuer of `seven`, which did not sign it.
+        ("/api", "GET", (f"Authorization: Bearer {unsigned}",)),
     ):
-        answer_one, answer_two, answer_three = await answers(rest, *headers, method=method)
-        assert answer_one == answer_two == answer_three, (rest, method, headers)
-        assert answer_one[0].startswith(b"HTTP/1.1 401")
+        first, *others = await answers(rest, *headers, method=method)
+        for name, answer in zip(names[1:], others, strict=True):
+            assert answer == first, (name, rest, method, headers)
+        assert first[0].startswith(b"HTTP/1.1 401")
     assert gateway.wakes == []
     # These requests do not count as use of a control plane.
     numbers = await gateway.plane.numbers()
-    assert numbers["cluster.uid-two.upstream_rq_total"] == numbers["cluster.uid-two.upstream_rq_401"] == 3
+    assert numbers["cluster.uid-two.upstream_rq_total"] == numbers["cluster.uid-two.upstream_rq_401"] == 4
     assert Usage().look(numbers) == set()
 
 

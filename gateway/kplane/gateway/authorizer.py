@@ -65,6 +65,8 @@ class Authorizer:
         self._waker = waker
         self._clock = clock
         self._routes: dict[str, Route] | None = None
+        self._last_upstreams: dict[str, Upstream] = {}
+        """Last API servers of control planes without an API server, by key. They verify credentials."""
         self._verifier = Verifier()
         self._issuers = IssuerKeys()
         self.is_current: Callable[[], bool] = lambda: True
@@ -72,6 +74,10 @@ class Authorizer:
 
     def serve(self, routes: Iterable[Route]) -> None:
         """Replace all routes."""
+        routes = list(routes)
+        former = {route.key: self._last_upstream(route) for route in (self._routes or {}).values()}
+        absent = [route.key for route in routes if route.upstream is None]
+        self._last_upstreams = {key: last for key in absent if (last := former.get(key)) is not None}
         self._routes = {route.cluster_path: route for route in routes}
         self._waker.know(self._routes.values())
 
@@ -83,8 +89,13 @@ class Authorizer:
             former = routes.pop(path, None)
             if former is not None:
                 keys.setdefault(former.key, None)
+                if (last := self._last_upstream(former)) is not None:
+                    self._last_upstreams[former.key] = last
             if route is not None:
                 routes[path] = keys[route.key] = route
+        for key, current in keys.items():
+            if current is None or current.upstream is not None:
+                self._last_upstreams.pop(key, None)
         self._routes = routes
         self._waker.learn(keys)
 
@@ -157,16 +168,23 @@ class Authorizer:
     async def _identified(self, request: web.BaseRequest, *, route: Route, change: bool) -> dict[str, str]:
         """Return the headers that name the user and the cluster of the API server.
 
-        Raises Declined if there is no API server, or if the credential does not entitle the request to wake it.
+        Raises Declined if the credential does not entitle the request to wake the API server, or to learn that there
+        is none.
         """
-        if route.upstream is None:
-            raise Declined(UNAVAILABLE, route.why_absent or "this control plane has no API server now")
+        upstream = self._last_upstream(route)
+        if upstream is None:
+            # Not 503: a client without a verified credential must not learn which names exist.
+            raise Declined(401, "Unauthorized")
         if CERTIFICATE_HEADER in request.headers and _AUTHORIZATION not in request.headers:
-            identity_headers = self._verified(request.headers[CERTIFICATE_HEADER], route=route, upstream=route.upstream)
+            identity_headers = self._verified(request.headers[CERTIFICATE_HEADER], route=route, upstream=upstream)
             return {**identity_headers, UPSTREAM_HEADER: by_certificate(route.key, change=change)}
-        is_good = await self._check_token(request, route=route, trust=route.upstream.trust)
+        is_good = await self._check_token(request, route=route, trust=upstream.trust)
         counts_for = TENANT_HEADER if is_good else UNKNOWN_HEADER
         return {counts_for: route.key, UPSTREAM_HEADER: by_token(route.key, change=change)}
+
+    def _last_upstream(self, route: Route) -> Upstream | None:
+        """Return the API server of a control plane, or the last one that it had; None if the gateway knows none."""
+        return route.upstream or self._last_upstreams.get(route.key)
 
     def _verified(self, certificate: str, *, route: Route, upstream: Upstream) -> dict[str, str]:
         if upstream.front_proxy is None:
@@ -204,7 +222,7 @@ class Authorizer:
         counts for its client address, and goes to a running API server. During a write hold, such a request waits only
         with a bootstrap token: the gateway does not know tokens that are newer than the last sleep.
         """
-        token = _token_of(request)
+        token, runs = _token_of(request), route.upstream is not None and route.asleep is None
         if token is None:
             raise Declined(401, "Unauthorized")
         try:
@@ -214,8 +232,9 @@ class Authorizer:
             if route.asleep is not None:
                 logger.warning("a request does not wake %s: %s", route.cluster_path, error)
                 raise Declined(UNAVAILABLE, "the gateway cannot read the keys of this token's issuer; retry") from error
-            return False
-        if route.asleep is not None or (route.held is not None and not is_bootstrap_token(token)):
+            if runs:
+                return False
+        if not runs or (route.held is not None and not is_bootstrap_token(token)):
             raise Declined(401, "Unauthorized")
         return False
 

@@ -189,7 +189,10 @@ def _limits() -> list[Message]:
         "too many requests with credentials that the gateway cannot verify come from this client address; retry after"
         " the time in Retry-After"
     )
+    of_stranger = _every(of_unknown(), _code(TOO_LONG), _HAS_NO_LENGTH, _DELETES)
     return [
+        # Not 413: a client without a verified credential must not learn which names exist.
+        {**_mapper(of_stranger, 401, "Unauthorized"), "headers_to_add": list(_OF_API_SERVERS)},
         _mapper(_every(of_unknown(), _either(_flags(_OVERFLOW), _code(_TOO_MANY))), _TOO_MANY, unknown),
         _mapper(_flags(_OVERFLOW), _TOO_MANY, in_flight),
         _mapper(_code(_TOO_MANY), _TOO_MANY, rate),

@@ -25,6 +25,7 @@ from kplane.gateway.envoy.names import (
     OWN_HEADERS,
     PROTOCOL_HEADER,
     ROUTES,
+    UNKNOWN_HEADER,
     UNKNOWN_PRIORITY,
     UPSTREAM_HEADER,
     by_nobody,
@@ -88,6 +89,11 @@ _IS_ANONYMOUS: Final = every(
     negated(header_is("authorization", " *(?i:bearer) [^ ].*")),
     negated(header_is(PROTOCOL_HEADER, ".*base64url[.]bearer[.]authorization[.]k8s[.]io[.].*")),
 )
+_IS_AUTHORIZED: Final = header_is(BODY_HEADER, ".+")
+"""Predicate for requests that the authorizer has let pass. Envoy then selects a route once more."""
+_IS_UNVERIFIED: Final = header_is(UNKNOWN_HEADER, ".+")
+"""Predicate for requests that the authorizer has let pass without a verified token."""
+_IS_FULL: Final = header_is(FULL_HEADER, ".+")
 _CLUSTER_INFO: Final = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
 _READS_CLUSTER_INFO: Final = every(
     header_is(":method", "GET"),
@@ -114,7 +120,7 @@ def _matcher(routes: Iterable[Route], *, bodies: Iterable[BodyLimit]) -> Message
     """Return the matcher of routes. Of its steps, the first step with a match decides."""
     ambiguous = {"match": {"prefix": "/"}, **direct_reply(400, UNREADABLE), "name": "ambiguous-path"}
     with_certificate = every(header_is(":path", TENANT_PATH), _HAS_CERTIFICATE, _HAS_NO_AUTHORIZATION)
-    anonymous = {"match": {"prefix": "/"}, **unauthorized(), "name": "anonymous", **_without_authorizer()}
+    anonymous = {**_unauthorized({"prefix": "/"}), **_without_authorizer()}
     held = _authorized_changes("held", bodies=bodies)
     awake = [route for route in routes if route.upstream is not None and route.asleep is None]
     public = {route.path: _action([_public(route)]) for route in awake if _is_public(route)}
@@ -127,10 +133,12 @@ def _matcher(routes: Iterable[Route], *, bodies: Iterable[BodyLimit]) -> Message
         *([_list(every(_IS_ANONYMOUS, _READS_CLUSTER_INFO), _tree(public))] if public else []),
         # API servers refuse all other requests without a credential. So the response does not reveal existing names.
         _list(every(_IS_ANONYMOUS, header_is(":path", TENANT_PATH)), _action([anonymous])),
-        # The authorizer also knows the quotas of control planes without a route here.
-        _list(every(header_is(FULL_HEADER, ".+"), GROWS), _action([_refused_by_authorizer()])),
+        # The authorizer also knows the quotas of control planes without a route here. A client without a verified
+        # credential must not learn from a refusal which names exist.
+        _list(every(_IS_FULL, _IS_UNVERIFIED, GROWS), _action([_unauthorized({"prefix": "/"})])),
+        _list(every(_IS_FULL, GROWS), _action([_refused_by_authorizer()])),
         _list(with_certificate, _authorized("by-certificate", bodies=bodies)),
-        *([_list(GROWS, _tree(full))] if full else []),
+        *([_list(every(GROWS, negated(_IS_AUTHORIZED)), _tree(full))] if full else []),
         *([_list(CHANGES, _tree(changing))] if awake else []),
         *([_list(ENDS_SOON, _tree(with_body)), _tree(reading)] if awake else []),
         _list(header_is(":path", TENANT_PATH), _authorized("held", bodies=bodies)),
@@ -178,8 +186,15 @@ def _changing(route: Route) -> list[Message]:
     accepted = _limited(_to(route, match, change=True), idle(limit.idle_seconds))
     if limit.longest is None:
         return _by_knowledge([accepted], of=route)
-    long = _refusal(route, match, TOO_LONG)
-    return _by_knowledge([*(_limited(accepted, part) for part in short(limit.longest)), long], of=route)
+    limited = [_limited(accepted, part) for part in short(limit.longest)]
+    long = {"name": route.cluster_path, "metadata": longest_body(limit.longest), **refusing(TOO_LONG)}
+    return [
+        *_known([*limited, _refusal(route, match, TOO_LONG)], of=route),
+        *_unverified(limited, of=route),
+        _unauthorized({**match, **_with_header(UNKNOWN_HEADER)}),
+        {"match": {**match, **_with_header(BODY_HEADER)}, **long},
+        _verified_first(route, match),
+    ]
 
 
 def _by_knowledge(routes: list[Message], *, of: Route, longest: Message | None = None) -> list[Message]:
@@ -189,22 +204,27 @@ def _by_knowledge(routes: list[Message], *, of: Route, longest: Message | None =
     selects a route for unverified tokens first. The filter (`credentials.py`) then marks a verified token, and Envoy
     selects again.
     """
+    return [*_known(routes, of=of), *_unverified(routes, of=of, longest=longest)]
+
+
+def _known(routes: list[Message], *, of: Route) -> list[Message]:
     marker = {"name": KNOWN_HEADER, "present_match": True}
     verifying = {"typed_per_filter_config": with_credentials(of.key)}
-    unknown = {"metadata": described(of, known=False), **verifying}
+    return [
+        _limited(route, {"match": {"headers": [marker, *route["match"].get("headers", ())]}, **verifying})
+        for route in routes
+    ]
+
+
+def _unverified(routes: list[Message], *, of: Route, longest: Message | None = None) -> list[Message]:
+    unknown = {"metadata": described(of, known=False), "typed_per_filter_config": with_credentials(of.key)}
     priority = {"route": {"priority": UNKNOWN_PRIORITY}}
     streams = {"name": ":path", "string_match": {"safe_regex": {"regex": STREAMS}}}
-    unverified = [_limited(route, {**unknown, **(priority if "route" in route else {})}) for route in routes]
-    if longest is not None:
-        lasting = [_limited(route, {"match": {"headers": [streams]}}) for route in unverified]
-        unverified = [*lasting, *(_limited(route, {"route": longest}) for route in unverified)]
-    return [
-        *(
-            _limited(route, {"match": {"headers": [marker, *route["match"].get("headers", ())]}, **verifying})
-            for route in routes
-        ),
-        *unverified,
-    ]
+    unverified = [_limited(route, {**unknown, **priority}) for route in routes]
+    if longest is None:
+        return unverified
+    lasting = [_limited(route, {"match": {"headers": [streams]}}) for route in unverified]
+    return [*lasting, *(_limited(route, {"route": longest}) for route in unverified)]
 
 
 def _to(route: Route, match: Message, *, change: bool) -> Message:
@@ -225,7 +245,26 @@ def _public(route: Route) -> Message:
 
 
 def _refused_as_full(route: Route) -> list[Message]:
-    return _by_knowledge([_refusal(route, {"prefix": f"{route.path}/"}, FULL)], of=route)
+    match = {"prefix": f"{route.path}/"}
+    return [*_known([_refusal(route, match, FULL)], of=route), _verified_first(route, match)]
+
+
+def _verified_first(route: Route, match: Message) -> Message:
+    """Return the route for a request with an unverified token that the gateway would refuse.
+
+    The filter (`credentials.py`) verifies no token of a mutating request, so the authorizer does. Envoy then selects
+    again, by the headers of the authorizer's response.
+    """
+    asking = {"match": match, "typed_per_filter_config": with_credentials(route.key)}
+    return {**_limited(_by_authorizer(route.cluster_path), idle(WAITING_IDLE_SECONDS)), **asking}
+
+
+def _unauthorized(match: Message) -> Message:
+    return {"match": match, "name": "anonymous", **unauthorized()}
+
+
+def _with_header(name: str) -> Message:
+    return {"headers": [{"name": name, "present_match": True}]}
 
 
 def _refusal(route: Route, match: Message, code: int) -> Message:
@@ -280,12 +319,9 @@ def _authorized_change(name: str, limit: BodyLimit) -> list[Message]:
     metadata = {"metadata": longest_body(limit.longest)}
     return [
         *(_limited(accepted, {**part, **metadata}) for part in short(limit.longest)),
-        {**_too_long(name), **metadata},
+        _unauthorized({"prefix": "/", **_with_header(UNKNOWN_HEADER)}),
+        {"match": {"prefix": "/"}, "name": name, **refusing(TOO_LONG), **metadata},
     ]
-
-
-def _too_long(name: str) -> Message:
-    return {"match": {"prefix": "/"}, "name": name, **refusing(TOO_LONG)}
 
 
 def _by_authorizer(name: str) -> Message:
