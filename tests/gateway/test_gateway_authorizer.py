@@ -259,7 +259,7 @@ async def test_authorizer_answers_others_while_issuer_hangs(ask: Any, monkeypatc
         return await ask(path, _bearer(**made_up) | {"X-Forwarded-For": f"192.0.2.{number}"} | headers)
 
     tasks = [asyncio.create_task(flood(number)) for number in range(51)]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         (declined,), waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         code, _, text = await declined
         assert (code, "cannot read the keys" in text) == (DECLINED, True)
