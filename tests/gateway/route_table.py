@@ -77,7 +77,7 @@ def _has(matcher: Mapping[str, Any], headers: Headers) -> bool:
     if value is None:
         return False
     if "range_match" in matcher:
-        return matcher["range_match"]["start"] <= int(value) < matcher["range_match"]["end"]
+        return bool(matcher["range_match"]["start"] <= int(value) < matcher["range_match"]["end"])
     expected = matcher["string_match"]
     if "exact" in expected:
         return bool(value == expected["exact"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -32,9 +34,11 @@ _CLUSTER = "by cluster"
 _ASKED = "by authorizer"
 
 
-def _answer(*served: Route, length: int = 2000, method: str = "POST", **headers: str) -> int | str:
+def _answer(
+    served: Route, headers: Mapping[str, str] = MappingProxyType({}), *, length: int = 2000, method: str = "POST"
+) -> int | str:
     """Return the code of the response, or whether a cluster or the authorizer decides."""
-    name = served[0].cluster_path
+    name = served.cluster_path
     request = {
         ":method": method,
         ":path": f"/clusters/{name}/control-plane/api/v1/namespaces/default/configmaps",
@@ -42,7 +46,7 @@ def _answer(*served: Route, length: int = 2000, method: str = "POST", **headers:
         "content-type": "application/json",
         "content-length": str(length),
     }
-    found: Any = selected(routing(served), request | headers)
+    found: Any = selected(routing([served]), {**request, **headers})
     if "direct_response" in found:
         return int(found["direct_response"]["status"])
     is_decided = UPSTREAM_HEADER in headers or "cluster" in found["route"]
@@ -67,17 +71,17 @@ def _authorized(served: Route, *, verified: bool, full: bool = False) -> dict[st
 )
 def test_refusal_depends_on_verified_credential(served: Route, code: int) -> None:
     is_full = served.full
-    assert _answer(served, **{KNOWN_HEADER: "true"}) == code
+    assert _answer(served, {KNOWN_HEADER: "true"}) == code
     assert _answer(served) == _ASKED
-    assert _answer(served, **_authorized(served, verified=True, full=is_full)) == code
-    assert _answer(served, **_authorized(served, verified=False, full=is_full)) == 401
+    assert _answer(served, _authorized(served, verified=True, full=is_full)) == code
+    assert _answer(served, _authorized(served, verified=False, full=is_full)) == 401
 
 
 def test_held_control_plane_refuses_long_body_of_verified_client_only() -> None:
     assert _answer(HELD_ROUTE) == _ASKED
-    assert _answer(HELD_ROUTE, **_authorized(HELD_ROUTE, verified=True)) == TOO_LONG
-    assert _answer(HELD_ROUTE, **_authorized(HELD_ROUTE, verified=False)) == 401
-    assert _answer(HELD_ROUTE, length=1000, **_authorized(HELD_ROUTE, verified=False)) == _CLUSTER
+    assert _answer(HELD_ROUTE, _authorized(HELD_ROUTE, verified=True)) == TOO_LONG
+    assert _answer(HELD_ROUTE, _authorized(HELD_ROUTE, verified=False)) == 401
+    assert _answer(HELD_ROUTE, _authorized(HELD_ROUTE, verified=False), length=1000) == _CLUSTER
 
 
 def test_accepted_change_with_unverified_token_reaches_api_server() -> None:
@@ -88,7 +92,7 @@ def test_accepted_change_with_unverified_token_reaches_api_server() -> None:
 
 def test_change_reaches_api_server_after_quota_was_raised() -> None:
     """The authorizer knows the new quota before Envoy does."""
-    assert _answer(FULL_ROUTE, **_authorized(FULL_ROUTE, verified=True)) == _CLUSTER
+    assert _answer(FULL_ROUTE, _authorized(FULL_ROUTE, verified=True)) == _CLUSTER
 
 
 def test_refusal_after_authorizer_names_limit_once() -> None:
