@@ -36,6 +36,7 @@ def claims(draw: st.DrawFn) -> list[ServiceClaim]:
             _BEGIN + timedelta(seconds=draw(st.integers(0, 3))),
             draw(st.frozensets(st.sampled_from(Service))),
             draw(st.booleans()),
+            draw(st.booleans()),
         )
         for uid in uids
     ]
@@ -61,7 +62,7 @@ def test_claim_gets_all_services_unless_older_claim_holds_any(given_claims: list
 @given(claims())
 def test_oldest_claim_gets_all_its_services(given_claims: list[ServiceClaim]) -> None:
     if given_claims:
-        oldest = min(given_claims, key=lambda each: (each.created, not each.served, each.uid))
+        oldest = min(given_claims, key=lambda each: (each.created, each.refused, not each.served, each.uid))
         assert all(holders(given_claims)[service] == oldest for service in oldest.services)
 
 
@@ -132,6 +133,20 @@ def test_served_registration_wins_against_claim_of_same_second() -> None:
         message = refusal(second, first)
         assert "registration first, which was created in the same second, has Controllers" in message
     assert "older" not in message
+
+
+@pytest.mark.parametrize("reason", ["Hibernated", "Migrating", "EndpointPending"])
+def test_refused_registration_stays_refused_while_none_is_served(reason: str) -> None:
+    # By uid, "first" comes before "second". The status of a registration that waits names no control plane.
+    waiting: dict[str, Any] = {"ready": False, "services": ["Controllers"]}
+    first = registration("first", **waiting, **condition("ServiceTaken"))
+    second = registration("second", **waiting, **condition(reason))
+    assert refusal(second, first) == ""
+    message = refusal(first, second)
+    assert "registration second, which was created in the same second and has it already, has Controllers" in message
+    # Once the second one is gone, the first one is free. An older registration is never refused for a younger one.
+    assert refusal(first) == ""
+    assert refusal(first, registration("second", created=1)) == ""
 
 
 def test_waiting_registration_does_not_block_its_other_services() -> None:

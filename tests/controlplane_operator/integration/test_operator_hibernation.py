@@ -15,7 +15,7 @@ from kplane.components.names import apiserver_name
 from kplane.controlplane_operator.backends.template_making import TemplateMaker
 from kplane.controlplane_operator.errors import TemplateFailed
 from kplane.controlplane_operator.hibernation import sleeper as sleepers
-from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
 from kplane.controlplane_operator.watch import secrets
 from kplane.data import Owner, is_copy
@@ -243,3 +243,42 @@ async def test_control_plane_with_own_token_audience_stays_awake(field: Any, sle
     assert "hibernation" not in control_plane["status"]
     assert await answers(field, name)
     assert "only its API server can issue" in condition(control_plane, "Hibernated")["message"]
+
+
+async def _twins(field: Any, control_plane: str) -> tuple[str, str]:
+    """Register a control plane twice in the same second. Returns the served registration, then the refused one.
+
+    The refused one has the lower uid, which decides unless the other one keeps the service.
+    """
+    spec = {"controlPlaneRef": {"name": control_plane}, "services": ["Controllers"]}
+    for attempt in range(60):
+        served, refused = f"{control_plane}-served-{attempt}", f"{control_plane}-refused-{attempt}"
+        first = (await field.create("ControlPlaneRegistration", served, **spec))["metadata"]
+        await field.becomes("ControlPlaneRegistration", served, "Resolved")
+        second = (await field.create("ControlPlaneRegistration", refused, **spec))["metadata"]
+        if first["creationTimestamp"] == second["creationTimestamp"] and second["uid"] < first["uid"]:
+            await field.becomes("ControlPlaneRegistration", refused, "ServiceTaken")
+            return served, refused
+        for name in (refused, served):
+            await field.client.delete(CONTROL_PLANE_REGISTRATIONS, name)
+            await field.gone(CONTROL_PLANE_REGISTRATIONS, name)
+    raise AssertionError("no two registrations were created in the same second in 60 attempts")
+
+
+async def test_served_registration_of_same_second_keeps_service_over_sleep(field: Any) -> None:
+    name = "twins"
+    await field.create("ControlPlane", name, **ON_DEMAND)
+    await field.becomes("ControlPlane", name, "Hibernated")
+    await wake(field, name)
+    served, refused = await _twins(field, name)
+    for _ in range(2):
+        await annotate(field, name, **{SLEEP_REQUESTED_ANNOTATION: now()})
+        await field.becomes("ControlPlane", name, "Hibernated")
+        await field.becomes("ControlPlaneRegistration", served, "Hibernated")
+        assert await field.reason("ControlPlaneRegistration", refused) == "ServiceTaken"
+        await wake(field, name)
+        await field.becomes("ControlPlaneRegistration", served, "Resolved")
+        assert await field.reason("ControlPlaneRegistration", refused) == "ServiceTaken"
+    for registration in (refused, served):
+        await field.client.delete(CONTROL_PLANE_REGISTRATIONS, registration)
+    await field.client.delete(CONTROL_PLANES, name)

@@ -35,7 +35,7 @@ from kplane.controlplane_operator.registrations.resolution import (
     secret_wanted,
     until_first_words,
 )
-from kplane.controlplane_operator.registrations.service_claims import ServiceClaim, check_services
+from kplane.controlplane_operator.registrations.service_claims import ServiceClaim, check_services, was_refused
 from kplane.controlplane_operator.status.conditions import (
     is_paused,
     with_condition,
@@ -63,6 +63,8 @@ _WAITS: Final = frozenset(
         Reason.KUBECONFIG_PENDING,
     }
 )
+_PENDING: Final = _WAITS | {Reason.HIBERNATED, Reason.MIGRATING}
+"""Reasons of a registration that keeps its claims to services, because it will be ready without a change of its own."""
 
 
 class ControlPlaneRegistrationReconciler:
@@ -116,7 +118,7 @@ class ControlPlaneRegistrationReconciler:
             return None
         control_plane = self._control_plane(registration)
         try:
-            resolution = await self._accept(registration, control_plane=control_plane)
+            resolution = await self._accept_first(registration, control_plane=control_plane)
             await self._check_services(registration, control_plane=control_plane)
             if control_plane is not None:
                 self._switch.check(registration, resolution, of=control_plane)
@@ -142,6 +144,22 @@ class ControlPlaneRegistrationReconciler:
             raise resolution.unreadable
         return Result(jittered(_PERIOD_SECONDS))
 
+    async def _accept_first(
+        self, registration: ControlPlaneRegistration, *, control_plane: ControlPlane | None
+    ) -> Resolution:
+        """Resolve a registration. Raises ConditionError if it could not run, or is to stay refused.
+
+        A refused registration stays refused (ServiceTaken) while it has to wait for other reasons too. Otherwise the
+        status would no longer tell which of two registrations of the same second had the service before.
+        """
+        try:
+            return await self._accept(registration, control_plane=control_plane)
+        except ConditionError as failure:
+            is_kept = control_plane is not None and not control_plane.deleting
+            if is_kept and failure.reason in _PENDING and was_refused(registration):
+                await self._check_services(registration, control_plane=control_plane, pending=True)
+            raise
+
     async def _accept(
         self, registration: ControlPlaneRegistration, *, control_plane: ControlPlane | None
     ) -> Resolution:
@@ -156,26 +174,31 @@ class ControlPlaneRegistrationReconciler:
         return resolution
 
     async def _check_services(
-        self, registration: ControlPlaneRegistration, *, control_plane: ControlPlane | None
+        self, registration: ControlPlaneRegistration, *, control_plane: ControlPlane | None, pending: bool = False
     ) -> None:
-        """Raise ConditionError (ServiceTaken) if another registration owns a service, or still runs it."""
+        """Raise ConditionError (ServiceTaken) if another registration owns a service, or still runs it.
+
+        `pending` means that the registration waits anyway. Then other waiting registrations own services too, and it
+        does not matter what still runs.
+        """
         if control_plane is None or not registration.spec.services:
             return
         stores, uid = self._context.stores.registrations, control_plane.metadata.uid or ""
         own = registration.metadata.uid
         referring = [obj for obj in stores.by("control plane", control_plane.name) if obj["metadata"]["uid"] != own]
-        claims = [await self._claim(obj, control_plane=control_plane) for obj in referring]
+        claims = [await self._claim(obj, control_plane=control_plane, pending=pending) for obj in referring]
         check_services(
             registration,
             control_plane_uid=uid,
             claims=[claim for claim in claims if claim is not None],
-            others=[PartialRegistration.of(obj) for obj in stores.by("served", uid)],
+            others=[] if pending else [PartialRegistration.of(obj) for obj in stores.by("served", uid)],
         )
 
-    async def _claim(self, obj: Object, *, control_plane: ControlPlane) -> ServiceClaim | None:
+    async def _claim(self, obj: Object, *, control_plane: ControlPlane, pending: bool) -> ServiceClaim | None:
         """Return the claim of another registration; None if it could not run even without other registrations.
 
-        So a registration that is not allowed to run takes no service from a registration that is.
+        So a registration that is not allowed to run takes no service from a registration that is. With `pending`, a
+        registration that only waits has a claim.
         """
         uid = control_plane.metadata.uid or ""
         try:
@@ -186,7 +209,10 @@ class ControlPlaneRegistrationReconciler:
                     return None
                 return ServiceClaim.of(registration, services=status.services, control_plane_uid=uid)
             await self._accept(registration, control_plane=control_plane)
-        except (ValidationError, ConditionError, Forbidden, Invalid):
+        except ConditionError as failure:
+            if not pending or failure.reason not in _PENDING:
+                return None
+        except (ValidationError, Forbidden, Invalid):
             return None
         return ServiceClaim.of(registration, services=registration.spec.services, control_plane_uid=uid)
 

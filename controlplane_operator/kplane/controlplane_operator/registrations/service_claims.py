@@ -2,6 +2,7 @@
 
 Two instances of a service would both write, because they run without leader election. So the oldest registration gets
 the service. Of two registrations created in the same second, the registration that is served already keeps the service.
+It keeps the service while neither is served, such as during a sleep, because the other one was refused.
 A younger registration waits, and also waits for the end of an instance that ran the service before.
 """
 
@@ -29,7 +30,7 @@ from kplane.controlplane_operator.status.partial import PartialRegistration
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.controlplane_operator.watch.stores import Stores
 
-__all__ = ["ServiceClaim", "check_services", "default_services", "holders", "may_run"]
+__all__ = ["ServiceClaim", "check_services", "default_services", "holders", "may_run", "was_refused"]
 
 _REFUSED: Final = frozenset(
     {Reason.SECRET_NOT_FOUND, Reason.SECRET_NOT_ALLOWED, Reason.ENDPOINT_INVALID, Reason.DEDICATED_NOT_AVAILABLE}
@@ -47,6 +48,8 @@ class ServiceClaim:
     services: frozenset[Service]
     served: bool = False
     """Whether the status of the registration already allows all these services to run for the control plane."""
+    refused: bool = False
+    """Whether the registration was refused last because another registration has a service."""
 
     @classmethod
     def of(cls, registration: ControlPlaneRegistration, *, services: Iterable[Service], control_plane_uid: str) -> Self:
@@ -56,21 +59,30 @@ class ServiceClaim:
         served = (
             bool(status.ready) and status.control_plane_uid == control_plane_uid and claimed <= set(status.services)
         )
-        return cls(registration.name, metadata.uid or "", created, claimed, served)
+        return cls(registration.name, metadata.uid or "", created, claimed, served, was_refused(registration))
 
     @property
-    def precedence(self) -> tuple[datetime, bool, str]:
+    def precedence(self) -> tuple[datetime, bool, bool, str]:
         """Sort key, the oldest claim first.
 
-        Creation times are whole seconds, so a served claim is preferred, then the uid decides.
+        Creation times are whole seconds. So a claim that was not refused is preferred, then a served claim, and then
+        the uid decides. No claim is served while the control plane sleeps, but the refusal stays.
         """
-        return self.created, not self.served, self.uid
+        return self.created, self.refused, not self.served, self.uid
 
     def priority_over(self, other: Self) -> str:
         """Return the reason why this claim precedes `other`, as the end of "registration X, which ..."."""
         if self.created < other.created:
             return "is older"
-        return "was created in the same second and has it already" if self.served else "was created in the same second"
+        if self.served or (other.refused and not self.refused):
+            return "was created in the same second and has it already"
+        return "was created in the same second"
+
+
+def was_refused(registration: ControlPlaneRegistration) -> bool:
+    """Return whether the status of a registration has reason ServiceTaken."""
+    ready = find_condition(registration.status.conditions, READY)
+    return ready is not None and ready.reason == Reason.SERVICE_TAKEN
 
 
 def holders(claims: Iterable[ServiceClaim]) -> dict[Service, ServiceClaim]:
@@ -103,7 +115,7 @@ def check_services(
     *,
     control_plane_uid: str,
     claims: Iterable[ServiceClaim],
-    others: Collection[PartialRegistration],
+    others: Collection[PartialRegistration] = (),
 ) -> None:
     """Raise ConditionError (ServiceTaken) unless all services of a registration are free.
 
