@@ -32,12 +32,19 @@ def work_on(context: str | None, work: Work) -> None:
     async def connected() -> None:
         from kplane.cli.kubeconfigs import management
         from kplane.client import ControlPlanes
-        from kplane.provider import ClusterConfig
+        from kplane.provider import ClusterConfig, Unreachable
+        from kplane.provider.access.proxies import ignored_proxy
 
         cluster = management(context)
         config = ClusterConfig.default(context=cluster.context, environment=cluster.environment)
-        async with ControlPlanes.connect(config) as control_planes:
-            await work(control_planes)
+        try:
+            async with ControlPlanes.connect(config) as control_planes:
+                await work(control_planes)
+        except Unreachable as error:
+            # kubectl would use the proxy of the environment, and reach the cluster.
+            if config.proxy is None and (sentence := ignored_proxy()) is not None:
+                error.add_note(sentence)
+            raise
 
     run(lambda: asyncio.run(connected()))
 
@@ -85,10 +92,10 @@ def continuing(text: str) -> Iterator[None]:
 
 
 def _words(error: Exception) -> str:
-    """Return the message of an error. The number of an operating system error is left out."""
+    """Return the message of an error with its notes. The number of an operating system error is left out."""
     if isinstance(error, OSError) and error.strerror is not None and error.filename is not None:
         return f"failed to use {error.filename}: {error.strerror}"
-    return str(error)
+    return "; ".join((str(error), *getattr(error, "__notes__", ())))
 
 
 def say(text: str, *, error: bool = False) -> None:

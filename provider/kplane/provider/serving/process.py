@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from kplane.provider.access.proxies import ignored_proxy
 from kplane.provider.errors import ProviderError
 from kplane.provider.logs import json_logging, text_logging
 from kplane.provider.manager.manager import Manager
@@ -21,7 +21,6 @@ __all__ = ["run", "run_process", "run_until_signalled"]
 
 log: Final = logging.getLogger(__name__)
 
-_PROXY_VARIABLES: Final = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 _NEW_OBJECTS: Final = 10_000
 """Number of new objects that starts a garbage collection. Python's default is much lower, and costs CPU time."""
 
@@ -71,8 +70,8 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def run_until_signalled(run: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     """Call `run` with an event that SIGTERM and SIGINT set. Warns of HTTPS_PROXY, and when few open files are left."""
-    if any(os.environ.get(name) for name in _PROXY_VARIABLES):
-        log.warning("HTTPS_PROXY is set and has no effect; name a proxy by proxy-url in the kubeconfig that needs it")
+    if (sentence := ignored_proxy()) is not None:
+        log.warning("%s", sentence)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
