@@ -2,7 +2,7 @@
 
 Two instances of a service would both write, because they run without leader election. So the oldest registration gets
 the service. Of two registrations created in the same second, the registration that is served already keeps the service.
-It keeps the service while neither is served, such as during a sleep, because the other one was refused.
+It keeps the service over a sleep or a move, in which both wait, because the other registration was refused.
 A younger registration waits, and also waits for the end of an instance that ran the service before.
 """
 
