@@ -31,6 +31,7 @@ from kplane.provider import Client, ClusterConfig, NotFound, Resource
 from kplane.provider.client.resources import (
     CONFIG_MAPS,
     DEPLOYMENTS,
+    EVENTS,
     LEASES,
     REPLICA_SETS,
     SECRETS,
@@ -316,6 +317,13 @@ async def test_clone_has_new_uids_and_keys_and_the_same_objects(
         async with Client(admin, field_manager="kplane") as tenant:
             original = await contents(tenant)
         for number in (2, 3):
+            events = (await field.client.list(EVENTS, namespace="default")).items
+            told = [
+                event["message"]
+                for event in events
+                if (event["reason"], event["involvedObject"]["name"]) == ("Cloned", f"{name}-{number}")
+            ]
+            assert "without 1 references to owners that a clone leaves out" in " ".join(told)
             cloned = await field.tenant(f"{name}-{number}")
             assert cloned.ca_data != admin.ca_data
             assert await field.refuses(replace(cloned, token=token))
@@ -326,6 +334,8 @@ async def test_clone_has_new_uids_and_keys_and_the_same_objects(
                 for key, obj in copies.items():
                     assert obj["metadata"]["uid"] != original[key]["metadata"]["uid"]
                 assert copies["set"]["metadata"]["ownerReferences"][0]["uid"] == copies["deployment"]["metadata"]["uid"]
+                # The garbage collector would delete an object whose only owner is missing.
+                assert "ownerReferences" not in copies["of lease"]["metadata"]
                 assert copies["config"]["data"] == original["config"]["data"]
                 # A change in the clone does not change the source.
                 await tenant.patch(CONFIG_MAPS, "precious", {"data": {"value": "43"}}, namespace="default")
@@ -364,6 +374,7 @@ NAMESPACED = {
     "opaque": (SECRETS, "mine"),
     "token": (SECRETS, "owners"),
     "lease": (LEASES, "held"),
+    "of lease": (CONFIG_MAPS, "of-lease"),
     "root CA": (CONFIG_MAPS, "kube-root-ca.crt"),
 }
 
@@ -395,7 +406,10 @@ async def fill(config: ClusterConfig) -> None:
         await make(SECRETS, "owners", metadata=issued, type="kubernetes.io/service-account-token")
         await make(SECRETS, "bootstrap-token-abcdef", namespace="kube-system", type="bootstrap.kubernetes.io/token")
         await make(SECRETS, "mine", stringData={"a": "b"})
-        await make(LEASES, "held", spec={"holderIdentity": "me"})
+        lease = await make(LEASES, "held", spec={"holderIdentity": "me"})
+        of_lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "name": "held"}
+        references = [{**of_lease, "uid": lease["metadata"]["uid"]}]
+        await make(CONFIG_MAPS, "of-lease", metadata={"ownerReferences": references})
         await make(NODES, "worker", namespace=None)
         await make(CONFIG_MAPS, "kube-root-ca.crt", data={"ca.crt": "of the original"})
         # The last object: its presence implies the others.

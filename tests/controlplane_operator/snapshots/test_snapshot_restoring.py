@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import json
 import threading
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
+from unittest.mock import Mock
 
 import pyrage
 import pytest
@@ -30,6 +33,7 @@ from kplane.data import Client, Compacted, DataError, KeyValue, Page
 
 KEY = pyrage.x25519.Identity.generate()
 NAME = "controlplane-acme-uid.age"
+ORIGINAL = "5b1c4b8e-7a0e-4b8e-9d55-0a6d2f1c7e11"
 KEYS = {"client-ca.key": b"the key"}
 
 
@@ -222,6 +226,76 @@ async def test_clone_stops_after_three_attempts_that_etcd_outran(
     async with asyncio.timeout(20):
         await operator.woken.get()
     assert attempts == 7
+
+
+class Tenant(Client):
+    """Etcd of a control plane with a Lease, and with an object that the Lease owns."""
+
+    def __init__(self) -> None:
+        self.lease, self.owned = str(uuid.uuid4()), str(uuid.uuid4())
+
+    async def pages(self, prefix: str, *, size: int = 500, revision: int = 0) -> AsyncIterator[Page]:
+        owned = {"uid": self.owned, "ownerReferences": [{"uid": self.lease}]}
+        objects = {
+            "leases/default/held": {"metadata": {"uid": self.lease}},
+            "configmaps/default/of-lease": {"metadata": owned},
+        }
+        items = [KeyValue(f"{prefix}{key}".encode(), json.dumps(obj).encode(), 1) for key, obj in objects.items()]
+        yield Page(9, tuple(items))
+
+
+@pytest.mark.usefixtures("empty_etcd")
+async def test_event_cloned_counts_references_to_omitted_owners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator, written, events = Operator(), dict[bytes, bytes](), list[tuple[str, str]]()
+    tenant = Tenant()
+
+    @contextlib.asynccontextmanager
+    async def opened(_: ControlPlane) -> AsyncIterator[Source]:
+        yield Source(tenant, "/registry/", {})
+
+    async def write_copy(_: Any, groups: AsyncIterator[list[tuple[bytes, bytes]]], *__: Any, **___: Any) -> bool:
+        async for pairs in groups:
+            written.update(pairs)
+        return True
+
+    async def count(*_: Any) -> Any:
+        return SimpleNamespace(count=len(written))
+
+    async def room(*_: Any, **__: Any) -> None:
+        pass
+
+    for name, call in {
+        "write_copy": write_copy,
+        "digest": count,
+        "discard_unfinished": room,
+        "check_room": room,
+    }.items():
+        monkeypatch.setattr(restoring, name, call)
+    original = {"metadata": {"name": "acme", "uid": ORIGINAL}, "spec": {}}
+    operator.stores = SimpleNamespace(control_planes={("", "acme"): original}, classes=Mock())  # type: ignore[attr-defined]
+    operator.events = Mock(record=lambda _, *, reason, message: events.append((reason, message)))  # type: ignore[attr-defined]
+    control_plane = ControlPlane.model_validate(
+        {
+            "metadata": {"name": "copy", "uid": str(uuid.uuid4())},
+            "spec": {"mode": "Dedicated", "source": {"controlPlaneRef": {"name": "acme"}, "clone": True}},
+            "status": {"restore": {"controlPlaneUID": ORIGINAL}},
+        }
+    )
+    restorer: Any = SnapshotRestorer(
+        operator,  # type: ignore[arg-type]
+        jobs=SnapshotJobs(),
+        storage=SnapshotStorage(Volume(tmp_path), []),
+        sources=SimpleNamespace(open=opened),  # type: ignore[arg-type]
+    )
+    with pytest.raises(ConditionError, match="cloning the data of control plane acme"):
+        await restorer.restore_data(control_plane, endpoint="", credentials=None, prefix="/registry/")
+    async with asyncio.timeout(20):
+        await operator.woken.get()
+    message = "cloned 1 keys of control plane acme, without 1 references to owners that a clone leaves out"
+    assert events == [("Cloned", message)]
+    assert json.loads(written[b"configmaps/default/of-lease"])["metadata"].get("ownerReferences") in (None, [])
 
 
 @pytest.mark.usefixtures("empty_etcd")
