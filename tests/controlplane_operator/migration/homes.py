@@ -24,6 +24,7 @@ from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.cache import Store
+from kplane.data import DataLost
 from kplane.provider import Conflict, ProviderError
 
 __all__ = ["Home", "Killed", "Operator", "World"]
@@ -85,6 +86,8 @@ class World:
         """State of the gateway, which sees a changed Secret `_LATE` calls of the operator later."""
         self.hangs = False
         """Whether the gateway sees no changes. Its Lease has expired, so that the operator does not count it."""
+        self.identity = _IDENTITY
+        """Identity of the data in the home in use."""
         self._learns = -1
         self._lived_in = 0
         self.instance = True
@@ -122,6 +125,7 @@ class World:
         monkeypatch.setattr(cut, "Holds", lambda *_: _Holds(self))
         monkeypatch.setattr(cut, "at_gateway", lambda *_, provision, **__: provision)
         monkeypatch.setattr(cut, "write_gateway_secret", self.write_gateway_secret)
+        monkeypatch.setattr(migrator, "check_served", _check_served)
         monkeypatch.setattr(migrator, "identify", _identify)
         monkeypatch.setattr(migrator, "set_identity", _set_identity)
         monkeypatch.setattr(migrator, "TenantKeys", lambda _: _Keys())
@@ -184,7 +188,7 @@ class World:
             assert self.seen.setdefault((key, version), home.data[key]) == home.data[key]
             assert version >= self.highest.get(key, 0)
             self.highest[key] = version
-        assert home.identity == _IDENTITY
+        assert home.identity == self.identity
         assert home.revision >= self.newest
         if self._lived_in != self.lives_in:
             # A list that began in the former home would miss keys if it continued here.
@@ -432,6 +436,11 @@ class _Follower:
 
     async def close(self) -> None:
         await self._world.call("close", lambda: setattr(self._world.homes[self._target], "closed", True))
+
+
+async def _check_served(client: Any, prefix: str, *, served: Any) -> None:
+    if (found := client.home().identity) != served.identity:
+        raise DataLost(prefix, expected=served.identity, found=found)
 
 
 async def _identify(client: Any, _: str, *, served: Any, **__: Any) -> str:

@@ -85,6 +85,21 @@ async def test_migration_completes_if_operator_dies_at_any_call(monkeypatch: pyt
     assert at > 40
 
 
+async def test_move_of_lost_data_makes_no_new_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.identity = world.homes[0].identity = "other"
+    world.set_spec(mode="Dedicated")
+    operator = Operator(world)
+    for _ in range(5):
+        await operator.reconcile()
+    assert (world.step, world.homes[1]) == (None, Home())
+    assert "/registry/ has data of identity other instead of 5f0c" in str(world.object["status"]["conditions"])
+
+    # A restore of the volume brings the data back.
+    world.identity = world.homes[0].identity = "5f0c"
+    await moved(world)
+
+
 async def test_clients_read_no_old_data_while_gateway_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch)
     world.set_spec(mode="Dedicated")

@@ -27,6 +27,7 @@ from kplane.api import (
 from kplane.api.clocks import is_future
 from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backends.base import Movable, Provision, data_errors
+from kplane.controlplane_operator.backends.served_data import served_data
 from kplane.controlplane_operator.class_policy import wanted_home
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.migration.cut import Cut, Cutter
@@ -37,7 +38,7 @@ from kplane.controlplane_operator.controlplanes.migration.turns import Turns
 from kplane.controlplane_operator.credentials.store import TenantKeys
 from kplane.controlplane_operator.registrations.consumers import instances_of, registrations_of
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.data import RevisionTooFar, ServedData, identify, set_identity
+from kplane.data import DataError, DataLost, RevisionTooFar, ServedData, check_served, identify, set_identity
 from kplane.data.follow import open_place
 
 __all__ = ["Migrator"]
@@ -257,6 +258,7 @@ class Migrator:
         plan = await self._planner.plan(control_plane, target=target, chosen=chosen)
         if plan.blockers or _settings(control_plane).plan:
             return await self._report.plan(control_plane, plan, target=target), False
+        await self._check_data(control_plane)
         migration = MigrationStatus(
             source=home,
             target=target,
@@ -467,6 +469,19 @@ class Migrator:
     def _working(self, control_plane: ControlPlane) -> list[str]:
         stores = self._context.stores
         return registrations_of(control_plane, stores=stores) or instances_of(control_plane, stores=stores)
+
+    async def _check_data(self, control_plane: ControlPlane) -> None:
+        """Raise ConditionError if the home lost the data: an API server in the new home would serve what is left."""
+        if (served := served_data(control_plane)) is None:
+            return
+        async with self._homes(control_plane).connect(control_plane) as place:
+            try:
+                await check_served(place.client, place.prefix, served=served)
+            except DataLost as error:
+                message = f"failed to begin the move: {error}; see condition Ready"
+                raise ConditionError(Reason.MIGRATING, message) from error
+            except DataError as error:
+                raise ConditionError(Reason.MIGRATING, str(error)) from error
 
     async def _revision(self, control_plane: ControlPlane) -> int:
         async with self._homes(control_plane).connect(control_plane) as place:
