@@ -48,7 +48,15 @@ from kplane.data.errors import (
 )
 from kplane.data.fence import fence, is_fenced, lift_fence, prepare_fence, seal
 from kplane.data.follow import Comparison, Follower, Place, open_place
-from kplane.data.identity import ServedData, check_served, identify, identity_key, identity_of, set_identity
+from kplane.data.identity import (
+    ServedData,
+    check_served,
+    identify,
+    identities_below,
+    identity_key,
+    identity_of,
+    set_identity,
+)
 from kplane.data.members import Member, Members
 from kplane.data.owner import (
     Owner,
@@ -141,6 +149,7 @@ __all__ = [
     "estimate",
     "fence",
     "identify",
+    "identities_below",
     "identity_key",
     "identity_of",
     "is_copy",

@@ -16,7 +16,15 @@ from kplane.data.client import Absent, Client, Condition, Put, Unchanged
 from kplane.data.errors import ConditionNotMet, DataLost, ValueUnreadable
 from kplane.data.uids import uid_of
 
-__all__ = ["ServedData", "check_served", "identify", "identity_key", "identity_of", "set_identity"]
+__all__ = [
+    "ServedData",
+    "check_served",
+    "identify",
+    "identities_below",
+    "identity_key",
+    "identity_of",
+    "set_identity",
+]
 
 _IDENTITIES: Final = b"/kplane.dev/identities"
 _LASTING: Final = b"namespaces/kube-system"
@@ -44,6 +52,15 @@ async def identity_of(client: Client, prefix: str) -> str | None:
     """Return the identity of the data of a prefix; None if the data have none. Raises DataError."""
     item = await client.get(identity_key(prefix))
     return item.value.decode(errors="replace") if item is not None else None
+
+
+async def identities_below(client: Client, prefix: str) -> dict[str, str]:
+    """Return the identities of the data of all prefixes below a prefix, by prefix. Raises DataError."""
+    return {
+        item.key.decode().removeprefix(_IDENTITIES.decode()): item.value.decode(errors="replace")
+        async for page in client.pages(identity_key(prefix).decode())
+        for item in page.items
+    }
 
 
 async def check_served(client: Client, prefix: str, *, served: ServedData) -> None:

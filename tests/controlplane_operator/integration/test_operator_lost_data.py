@@ -66,7 +66,7 @@ async def test_deleted_etcd_prefix_is_lost_until_restored_or_accepted(field: Any
         assert await identity_of(etcd, prefix) == status["dataIdentity"]
         await etcd.apply([Delete(owner_key(prefix)), Delete(identity_key(prefix))])
         await etcd.delete_prefix(prefix)
-        await field.client.patch(CONTROL_PLANES, name, {"metadata": {"annotations": {"example.com/look": "1"}}})
+        # The operator reads the identities of all control planes every 30 s.
         await is_lost(field, name, status=status)
         assert await identity_of(etcd, prefix) is None
 
@@ -87,6 +87,16 @@ async def test_deleted_etcd_prefix_is_lost_until_restored_or_accepted(field: Any
         await etcd.delete_prefix(prefix)
         renewed = await accept(field, name, status["dataIdentity"])
         assert renewed["dataIdentity"] == await identity_of(etcd, prefix) != status["dataIdentity"]
+
+
+async def test_data_of_sleeper_are_lost_without_a_request(field: Any) -> None:
+    name, prefix = "dreamer", "/clusters/dreamer/"
+    await field.create("ControlPlane", name, deletionPolicy="Destroy", virtual={"start": "OnDemand"})
+    status = (await field.becomes("ControlPlane", name, "Hibernated"))["status"]
+    async with field.handle.tenants_etcd.client() as etcd:
+        await etcd.apply([Delete(identity_key(prefix))])
+        await etcd.delete_prefix(prefix)
+        await is_lost(field, name, status=status)
 
 
 async def test_emptied_volume_of_dedicated_etcd_is_lost_until_accepted(field: Any) -> None:

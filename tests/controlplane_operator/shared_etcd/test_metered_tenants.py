@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from kplane.controlplane_operator.backends.virtual import VirtualProvisioner
 from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
@@ -25,8 +27,71 @@ class Keyspace:
     async def size_in_use(self) -> int:
         return 0
 
+    def __init__(self, *, keys: int = 100, identities: dict[str, str] | None = None) -> None:
+        self._keys = keys
+        self._identities = identities or {}
+
+    async def identities(self) -> dict[str, str]:
+        return self._identities
+
     async def usage(self, prefix: str, *, share: float) -> Usage:
-        return Usage(100, 1_000_000)
+        return Usage(self._keys, 10_000 * self._keys)
+
+
+def provisioner(stores: Stores, queues: Queues, keyspace: Keyspace) -> VirtualProvisioner:
+    context: Any = SimpleNamespace(client=None, stores=stores, queues=queues, events=None)
+    shared: Any = SimpleNamespace(keyspace=keyspace)
+    runtime: Any = None
+    return VirtualProvisioner(context, runtime=runtime, shared_etcd=shared, restorer=shared)
+
+
+ASLEEP = {
+    "hibernation": {"since": "2026-11-26T01:00:00Z", "reason": "Idle"},
+    "storage": {"keys": 100, "bytes": 1_000_000},
+    "dataIdentity": "5f0c",
+}
+
+
+def ready(reason: str) -> list[dict[str, str]]:
+    times = {"lastTransitionTime": "2026-11-26T01:00:00Z", "message": ""}
+    return [{"type": "Ready", "status": "False", "reason": reason, **times}]
+
+
+@pytest.mark.parametrize(
+    ("status", "identity", "queued"),
+    [
+        ({}, "5f0c", False),
+        ({}, None, True),
+        ({}, "of an older backup", True),
+        ({"hibernation": None}, None, True),
+        ({"conditions": ready("DataLost")}, None, False),
+        ({"conditions": ready("Hibernated")}, None, True),
+        # An earlier version published the control plane.
+        ({"dataIdentity": None}, None, False),
+    ],
+)
+async def test_control_plane_without_its_identity_is_reconciled_within_a_look(
+    status: dict[str, Any], identity: str | None, queued: bool
+) -> None:
+    stores, queues = Stores(), Queues()
+    stores.control_planes.apply(stored("acme", **{**ASLEEP, **status}))
+    keyspace = Keyspace(identities={"/clusters/acme/": "5f0c"})
+    meter = provisioner(stores, queues, keyspace)._required().meter
+    await meter.look()
+    assert len(queues.control_planes) == 0
+    keyspace._identities = {"/clusters/acme/": identity} if identity is not None else {}
+    await meter.look()
+    assert len(queues.control_planes) == queued
+
+
+@pytest.mark.parametrize(("reason", "queued"), [("Hibernated", True), ("DataLost", False)])
+async def test_control_plane_without_keys_is_reconciled(reason: str, queued: bool) -> None:
+    stores, queues = Stores(), Queues()
+    status = {**ASLEEP, "storage": {"keys": 0, "bytes": 0}, "conditions": ready(reason)}
+    stores.control_planes.apply(stored("acme", **status))
+    keyspace = Keyspace(keys=0, identities={"/clusters/acme/": "5f0c"})
+    await provisioner(stores, queues, keyspace)._required().meter.look()
+    assert len(queues.control_planes) == queued
 
 
 async def test_only_published_tenants_of_shared_etcd_are_measured() -> None:
@@ -44,10 +109,7 @@ async def test_only_published_tenants_of_shared_etcd_are_measured() -> None:
         adopted,
     ):
         stores.control_planes.apply(obj)
-    context: Any = SimpleNamespace(client=None, stores=stores, queues=queues, events=None)
-    shared: Any = SimpleNamespace(keyspace=Keyspace())
-    runtime: Any = None
-    virtual = VirtualProvisioner(context, runtime=runtime, shared_etcd=shared, restorer=shared)
+    virtual = provisioner(stores, queues, Keyspace())
     await virtual._required().meter.look()
     measured = {
         name

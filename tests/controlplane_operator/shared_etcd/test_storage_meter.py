@@ -28,6 +28,8 @@ class Etcd:
         self.asked: list[str] = []
         self.failing: set[str] = set()
         self.full: set[str] = set()
+        self.stored = {f"/clusters/{name}/": f"of {name}" for name in sizes}
+        self.identified: dict[str, str | None] = {}
 
     @property
     def keyspace(self) -> Any:
@@ -35,6 +37,9 @@ class Etcd:
 
     async def size_in_use(self) -> int:
         return self.size
+
+    async def identities(self) -> dict[str, str]:
+        return self.stored
 
     async def usage(self, prefix: str, *, share: float) -> Usage:
         assert share <= 0.1
@@ -61,7 +66,13 @@ def meter_of(etcd: Any, told: list[str] | None = None) -> StorageMeter:
         return {name: f"/clusters/{name}/" for name in etcd.sizes}
 
     told = told if told is not None else []
-    return StorageMeter(etcd, tenants=tenants, is_full=etcd.full.__contains__, measured=told.append)
+    return StorageMeter(
+        etcd,
+        tenants=tenants,
+        is_full=etcd.full.__contains__,
+        measured=told.append,
+        identified=etcd.identified.__setitem__,
+    )
 
 
 async def test_tenant_at_its_quota_is_measured_at_each_pass(clock: Any) -> None:
@@ -74,6 +85,19 @@ async def test_tenant_at_its_quota_is_measured_at_each_pass(clock: Any) -> None:
         clock.now += 30
         await meter.look()
         assert etcd.taken() == ["globex"]
+
+
+async def test_meter_reports_the_identity_of_each_tenant_at_each_look(clock: Any) -> None:
+    etcd = Etcd(acme=MIB, globex=2 * MIB)
+    meter = meter_of(etcd)
+    await meter.look()
+    assert etcd.identified == {"acme": "of acme", "globex": "of globex"}
+    etcd.taken()
+    del etcd.stored["/clusters/acme/"]
+    clock.now += 30
+    await meter.look()
+    assert etcd.identified == {"acme": None, "globex": "of globex"}
+    assert etcd.taken() == []
 
 
 async def test_usage_of_a_copy_needs_no_measurement(clock: Any) -> None:

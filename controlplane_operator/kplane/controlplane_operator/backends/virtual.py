@@ -8,7 +8,16 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from kplane.api import AuthModel, AuthSpec, ControlPlane, ControlPlaneMode, DeletionPolicy, is_true
+from kplane.api import (
+    READY,
+    AuthModel,
+    AuthSpec,
+    ControlPlane,
+    ControlPlaneMode,
+    DeletionPolicy,
+    find_condition,
+    is_true,
+)
 from kplane.api.conditions import HIBERNATED
 from kplane.api.reasons import Reason
 from kplane.components.api_server import API_SERVER
@@ -39,6 +48,7 @@ from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import as_recorded
 from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, TENANT_NAMESPACE
 from kplane.controlplane_operator.watch.addresses import etcd_address
+from kplane.controlplane_operator.watch.cache import Object
 from kplane.data import Client, Credentials, Usage, owned_by
 from kplane.data.follow import LARGEST_ANSWER, Place
 from kplane.data.revision import raise_revision
@@ -92,7 +102,13 @@ class VirtualProvisioner:
 
     def _parts(self, shared: SharedEtcd) -> _Etcd:
         access = AccessControl(shared)
-        meter = StorageMeter(shared, tenants=self._tenants, is_full=self._is_full, measured=self._measured)
+        meter = StorageMeter(
+            shared,
+            tenants=self._tenants,
+            is_full=self._is_full,
+            measured=self._measured,
+            identified=self._identified,
+        )
         return _Etcd(
             shared,
             access,
@@ -431,7 +447,15 @@ class VirtualProvisioner:
         for obj in self._context.stores.control_planes.by("uid", uid):
             storage = as_recorded(obj).status.storage
             quota_bytes = storage.quota_bytes if storage is not None else None
-            if recorded(storage, usage=usage, quota_bytes=quota_bytes) != storage:
+            is_empty = usage is not None and usage.keys == 0 and not _is_data_lost(obj)
+            if is_empty or recorded(storage, usage=usage, quota_bytes=quota_bytes) != storage:
+                self._context.queues.control_planes.add(("", obj["metadata"]["name"]))
+
+    def _identified(self, uid: str, identity: str | None) -> None:
+        """Enqueue the control plane if its data do not have the identity in its status."""
+        for obj in self._context.stores.control_planes.by("uid", uid):
+            expected = (obj.get("status") or {}).get("dataIdentity")
+            if expected not in {None, identity} and not _is_data_lost(obj):
                 self._context.queues.control_planes.add(("", obj["metadata"]["name"]))
 
     async def _check_version(self, shared: SharedEtcd) -> None:
@@ -453,6 +477,12 @@ class VirtualProvisioner:
         if self._etcd is None:
             raise ConditionError(self._without.reason, self._without.message)
         return self._etcd
+
+
+def _is_data_lost(obj: Object) -> bool:
+    """Return whether condition Ready reports the loss of the data already."""
+    ready = find_condition(as_recorded(obj).status.conditions, READY)
+    return ready is not None and ready.reason == Reason.DATA_LOST
 
 
 def _account_key(account: str) -> str:

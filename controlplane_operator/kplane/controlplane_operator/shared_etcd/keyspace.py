@@ -31,6 +31,7 @@ from kplane.data import (
     disarm,
     discard_unfinished,
     identify,
+    identities_below,
     is_copy,
     lacks_data,
     owned_below,
@@ -44,6 +45,7 @@ from kplane.data import (
 
 __all__ = ["Keyspace", "key_prefix", "template_prefix"]
 
+_CONTROL_PLANES: Final = "/clusters/"
 _TEMPLATES: Final = "/kplane.dev/templates/"
 _PREFIX: Final = re.compile(r"(/clusters/|/kplane[.]dev/templates/)[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/")
 _ROOT: Final = "root"
@@ -61,7 +63,7 @@ def key_prefix(cluster_path: str) -> str:
     The slash at its end separates path `a` from `aa` and `a-b`. Raises KeyspaceError if the path is not a valid segment
     of a key.
     """
-    return _checked(f"/clusters/{cluster_path}/")
+    return _checked(f"{_CONTROL_PLANES}{cluster_path}/")
 
 
 def template_prefix(name: str) -> str:
@@ -239,6 +241,11 @@ class Keyspace:
             checked = _checked(prefix)
             guard = [owned_by(checked, owner)]
             return await identify(self._client, checked, served=served, given_up=given_up, only_if=guard)
+
+    async def identities(self) -> dict[str, str]:
+        """Return the identities of the data of all control planes, by prefix."""
+        with _told():
+            return await identities_below(self._client, _CONTROL_PLANES)
 
     async def take_over(self, prefix: str, *, former: Owner | None, owner: Owner) -> None:
         """Transfer a prefix and its keys to the owner if `former` still owns it. Raises PrefixNotOwned."""

@@ -1,4 +1,4 @@
-"""Measures the storage of each tenant in the shared etcd, slowly and in the background."""
+"""Measures the storage of each tenant in the shared etcd in the background, and looks for the identity of its data."""
 
 from __future__ import annotations
 
@@ -49,16 +49,19 @@ class StorageMeter:
         tenants: Callable[[], Mapping[str, str]],
         is_full: Callable[[str], bool],
         measured: Callable[[str], None],
+        identified: Callable[[str, str | None], None],
     ) -> None:
         """Create the meter; `tenants` returns the prefix of each tenant by uid.
 
         `is_full` returns whether the tenant with a uid has reached its quota. `measured` is called with a uid after a
-        measurement.
+        measurement. `identified` is called with each uid every 30 seconds, and with the identity of its data; None if
+        they have none.
         """
         self._etcd = etcd
         self._tenants = tenants
         self._is_full = is_full
         self._told = measured
+        self._identified = identified
         self._known: dict[str, _Measured] = {}
         self._size: int | None = None
         self._problem: str | None = None
@@ -87,6 +90,10 @@ class StorageMeter:
         self._known = {uid: measurement for uid, measurement in self._known.items() if uid in tenants}
         if not tenants:
             return
+        # A single read for all tenants. No API server notices the loss of its data while it sleeps.
+        identities = await self._etcd.keyspace.identities()
+        for uid, prefix in tenants.items():
+            self._identified(uid, identities.get(prefix))
         due = self._due(tenants, all_of_them=await self._has_grown())
         failed = 0
         for uid in due:
