@@ -12,9 +12,12 @@ import pytest
 from kplane.api import ControlPlane
 from kplane.api.names import IMPORTED_FROM_ANNOTATION
 from kplane.api.reasons import Reason
+from kplane.controlplane_operator.controlplanes import served_revisions
+from kplane.controlplane_operator.controlplanes.publish import served_revision
 from kplane.controlplane_operator.controlplanes.served_revisions import UNKNOWN_REVISIONS, ServedRevisions
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.data import DataLost, ServedData
 
 SOURCE = {"snapshotRef": {"name": "acme-1"}, "identitySecretRef": {"name": "key"}}
 
@@ -35,11 +38,22 @@ def snapshot(name: str, *, of: str = "acme", uid: str = "1", phase: str = "Compl
     }
 
 
+@pytest.fixture(autouse=True)
+def compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check_served(client: Any, prefix: str, *, served: ServedData) -> None:
+        if client.lost:
+            raise DataLost(prefix, expected=served.identity, found=None)
+
+    monkeypatch.setattr(served_revisions, "check_served", check_served)
+
+
 class World:
     """Snapshots, and the etcd of a control plane."""
 
     def __init__(self, *snapshots: dict[str, Any], etcd: int | None) -> None:
         self.etcd = etcd
+        self.lost = False
+        """Whether the etcd lost the data of the control plane."""
         self.stores = Stores()
         self.writes = 0
         for obj in snapshots:
@@ -55,7 +69,8 @@ class World:
         async def revision() -> int | None:
             return self.etcd
 
-        yield SimpleNamespace(client=SimpleNamespace(revision=revision))
+        client = SimpleNamespace(revision=revision, lost=self.lost)
+        yield SimpleNamespace(client=client, prefix="/registry/")
 
     async def write(self, store: Any, current: Any, *, status: Any) -> None:
         self.writes += 1
@@ -113,6 +128,86 @@ async def test_remember_waits_for_etcd_and_then_records_upper_bound() -> None:
     assert world.recorded() == {"own": 5100 + UNKNOWN_REVISIONS}
     await world.delete(control_plane(**moved))
     assert world.writes == 1
+
+
+async def test_remember_ignores_the_revision_of_an_etcd_that_lost_the_data() -> None:
+    """An emptied etcd begins at revision 1 again, and clients have seen far higher revisions."""
+    world = World(snapshot("own"), etcd=3)
+    world.lost = True
+    await world.delete(control_plane(servedRevision=9000), waits=True)
+    assert world.recorded() == {"own": 9000 + served_revisions._UNSEEN_REVISIONS}
+    # The removal may be repeated.
+    await world.delete(control_plane(servedRevision=9000), waits=True)
+    assert world.writes == 1
+    # An earlier version recorded no revision in the status.
+    world = World(snapshot("own"), etcd=3)
+    world.lost = True
+    await world.delete(control_plane(), waits=True)
+    assert world.recorded() == {"own": 50 + UNKNOWN_REVISIONS}
+
+
+async def test_remember_keeps_exact_revision_after_the_data_are_deleted() -> None:
+    world = World(snapshot("own"), etcd=9400)
+    await world.delete(control_plane(servedRevision=9000))
+    world.lost, world.etcd = True, 9500
+    await world.delete(control_plane(servedRevision=9000), waits=True)
+    assert (world.recorded(), world.writes) == ({"own": 9400}, 1)
+
+
+async def test_remember_records_served_revision_above_etcd_after_accepted_loss() -> None:
+    world = World(snapshot("own"), etcd=700)
+    await world.delete(control_plane(servedRevision=9000))
+    assert world.recorded() == {"own": 9000}
+
+
+@pytest.mark.parametrize(
+    ("etcd", "lost", "served", "expected"),
+    [
+        (3, True, 9000, 9000 + 1_000_000),
+        (3, True, None, None),
+        (None, False, 9000, 9000 + 1_000_000),
+        (700, False, 9000, 9000 + 100_000),
+        (9500, False, 9000, 9500 + 100_000),
+    ],
+)
+async def test_of_living_source_uses_served_revision_if_etcd_is_lost(
+    etcd: int | None, lost: bool, served: int | None, expected: int | None
+) -> None:
+    world = World(snapshot("acme-1"), etcd=etcd)
+    world.lost = lost
+    world.stores.control_planes.apply(control_plane(servedRevision=served))
+    copy = control_plane("copy", uid="2")
+    copy["spec"]["source"] = SOURCE
+    assert await world.served.of_living_source(ControlPlane.model_validate(copy)) == expected
+
+
+@pytest.mark.parametrize(
+    ("etcd", "expected"),
+    # The shared etcd lost the keys of one control plane, or all keys.
+    [(9400, 9400), (700, 9000 + 1_000_000)],
+)
+async def test_remember_trusts_a_shared_etcd_above_the_served_revision(etcd: int, expected: int) -> None:
+    world = World(snapshot("own"), etcd=etcd)
+    world.lost = True
+    await world.delete(control_plane(servedRevision=9000, home={"mode": "Virtual"}))
+    assert world.recorded() == {"own": expected}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "revision", "expected"),
+    [
+        (None, None, None),
+        (None, 7, 7),
+        (9000, None, 9000),
+        (9000, 18_999, 9000),
+        (9000, 19_000, 19_000),
+        # Another etcd, after an accepted loss.
+        (9000, 3, 9000),
+    ],
+)
+def test_served_revision_is_recorded_in_steps(recorded: int | None, revision: int | None, expected: int | None) -> None:
+    model = ControlPlane.model_validate(control_plane(servedRevision=recorded))
+    assert served_revision(model, revision) == expected
 
 
 async def test_remember_never_lowers_a_revision() -> None:

@@ -504,6 +504,10 @@ class ControlPlaneStatus(ApiModel):
     """The home with the data; absent if kplane does not run the API server."""
     data_identity: Annotated[str, StringConstraints(max_length=64)] | None = None
     """A random id of the data in etcd. No API server starts on data without this id: see reason DataLost."""
+    served_revision: Annotated[int, Field(ge=0)] | None = None
+    """The highest revision of etcd that the operator saw while the API server ran, in steps of 10,000. If the etcd is
+    lost, a restore begins above it.
+    """
     migration: MigrationStatus | None = None
     """The latest migration of the data to another home; absent if there was none."""
     storage: StorageStatus | None = None

@@ -107,7 +107,10 @@ async def dedicated(cluster, request, monkeypatch):
     async def nothing(*_arguments, **_options):
         return None
 
-    monkeypatch.setattr(DedicatedProvisioner, "_identify", nothing)
+    async def unknown(*_arguments, **_options):
+        return None, None
+
+    monkeypatch.setattr(DedicatedProvisioner, "_identify", unknown)
     monkeypatch.setattr(DedicatedProvisioner, "set_writable", nothing)
     name = request.function.__name__.removeprefix("test_").replace("_", "-")[:30].strip("-")
     await cluster.namespace(place(etcd_name(name)).namespace)

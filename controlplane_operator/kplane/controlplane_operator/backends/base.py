@@ -79,6 +79,8 @@ class Provision:
     """Reads the uid of a ServiceAccount, for which kplane signs tokens; None if only the API server issues tokens."""
     data_identity: str | None = None
     """Identity of the data in etcd; None if kplane does not keep the data, or could not read the identity."""
+    revision: int | None = None
+    """Revision of the etcd that the API server serves; None if kplane does not keep the data, or could not read it."""
     asleep_as: str | None = None
     """Version of the API server that is stopped, or did not start yet; None while an API server runs."""
 

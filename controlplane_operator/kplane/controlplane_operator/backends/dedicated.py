@@ -101,7 +101,7 @@ class DedicatedProvisioner:
             if begins_at is not None or not members.settled:
                 raise ConditionError(Reason.PROVISIONING, "the data are restored; waiting until etcd has restarted")
         # A migration copies the identity of the data last. Until then, the data of this home have none.
-        identity = await self._identify(control_plane, etcd=etcd) if writes else None
+        identity, revision = await self._identify(control_plane, etcd=etcd) if writes else (None, None)
         if not writes:
             await self.set_writable(control_plane, writable=False)
         elif _place(control_plane) not in self._writable:
@@ -128,6 +128,7 @@ class DedicatedProvisioner:
             or _more_than_asked(etcd.wanted, asked=etcd.asked),
             again_seconds=_FOLLOW_SECONDS if follows else members.again_seconds,
             data_identity=identity,
+            revision=revision,
         )
 
     async def _account_uid(self, administrator: ClusterConfig, account: str) -> str | None:
@@ -142,8 +143,10 @@ class DedicatedProvisioner:
                 return None
         return str(service_account["metadata"]["uid"])
 
-    async def _identify(self, control_plane: ControlPlane, *, etcd: _Etcd) -> str | None:
-        """Return the identity of the data; None if etcd does not answer while the published API server is ready.
+    async def _identify(self, control_plane: ControlPlane, *, etcd: _Etcd) -> tuple[str | None, int | None]:
+        """Return the identity of the data, and the revision of etcd.
+
+        Both are None if etcd does not answer while the published API server is ready.
 
         If the data are not the served ones, stops the API server and raises ConditionError (DataLost). Raises
         ConditionError (EtcdUnavailable, or APIServerNotReady once published) if etcd does not answer and the API server
@@ -157,7 +160,8 @@ class DedicatedProvisioner:
             endpoint = client_url(address)
             async with Client(endpoint, credentials=credentials, timeout_seconds=_LOOK_SECONDS) as client:
                 try:
-                    return await identify(client, f"{_PREFIX}/", served=served, given_up=accepted_loss)
+                    identity = await identify(client, f"{_PREFIX}/", served=served, given_up=accepted_loss)
+                    return identity, await client.revision()
                 except DataLost as error:
                     if phase is not Phase.ABSENT:
                         with runtime_errors(Reason.DATA_LOST):
@@ -167,7 +171,7 @@ class DedicatedProvisioner:
                     if address is etcd.members.voters[-1] and (not published or phase is not Phase.READY):
                         reason = start_reason(Reason.ETCD_UNAVAILABLE, published=published)
                         raise ConditionError(reason, str(error)) from error
-        return None
+        return None, None
 
     async def _run_etcd(self, control_plane: ControlPlane, *, begins_at: int | None) -> _Etcd:
         """Run etcd, with keys and addresses for the API server on it. Raises ConditionError until etcd is ready."""

@@ -173,7 +173,8 @@ class VirtualProvisioner:
             )
         provision = await self._api_servers.provision(control_plane, ground=ground, fresh=fresh, writes=writes)
         accounts = self._accounts(control_plane, plan=ground.plan)
-        return replace(provision, fresh=fresh, account_uid=accounts, data_identity=identity)
+        revision = await self._revision() if writes else None
+        return replace(provision, fresh=fresh, account_uid=accounts, data_identity=identity, revision=revision)
 
     async def prepare_home(self, control_plane: ControlPlane, *, begins_at: int | None, new: bool) -> None:
         """Claim the prefix, and raise the revision of the shared etcd above `begins_at`."""
@@ -330,6 +331,13 @@ class VirtualProvisioner:
                 if not published or phase is not Phase.READY:
                     raise
                 return None
+
+    async def _revision(self) -> int | None:
+        """Return the revision of the shared etcd; None if it does not answer."""
+        try:
+            return await self._required().shared.keyspace.revision()
+        except KeyspaceError:
+            return None
 
     def _accounts(self, control_plane: ControlPlane, *, plan: ApiServerPlan) -> AccountUid | None:
         """Return the reader of ServiceAccount uids; None if the API server does not accept tokens that kplane signs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from kplane.api import ControlPlane, ControlPlaneClass, SecretReference
 from kplane.api.names import (
@@ -29,7 +29,10 @@ from kplane.pki.issuing import Identity
 from kplane.pki.kubeconfig import render_kubeconfig
 from kplane.provider import AlreadyExists, Resource
 
-__all__ = ["ensure_default_registration", "ensure_endpoint", "published_fields", "write_secrets"]
+__all__ = ["ensure_default_registration", "ensure_endpoint", "published_fields", "served_revision", "write_secrets"]
+
+_REVISION_STEP: Final = 10_000
+"""Number of revisions after which the status records the served revision anew."""
 
 
 async def ensure_endpoint(context: OperatorContext, control_plane: ControlPlane, *, addresses: Addresses) -> None:
@@ -143,8 +146,21 @@ def published_fields(control_plane: ControlPlane, *, provision: Provision, crede
         "credentials_expire_at": credentials.admin.expires_at,
         "cluster_uid": credentials.cluster_uid or control_plane.status.cluster_uid,
         "data_identity": provision.data_identity or control_plane.status.data_identity,
+        "served_revision": served_revision(control_plane, provision.revision),
         "rotation": rotation_status(provision.authorities),
     }
+
+
+def served_revision(control_plane: ControlPlane, revision: int | None) -> int | None:
+    """Return the highest served revision to record.
+
+    Without steps, each pass would write the status anew. A lower revision is that of another etcd, such as after an
+    accepted loss.
+    """
+    recorded = control_plane.status.served_revision
+    if revision is None or (recorded is not None and revision < recorded + _REVISION_STEP):
+        return recorded
+    return revision
 
 
 def _owned(resource: Resource, control_plane: ControlPlane, spec: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The highest etcd revision that clients of a control plane have seen. A restore begins above it.
 
 While a control plane exists, the etcd of its home has this revision, because each home begins above the previous home.
+The revision of an etcd that was emptied means nothing. The status then has the last revision that was served.
 At the deletion of the control plane, its snapshots record the revision before the data are deleted.
 """
 
@@ -9,18 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from kplane.api import ControlPlane, SnapshotPhase
+from kplane.api import ControlPlane, ControlPlaneMode, SnapshotPhase
 from kplane.api.names import IMPORTED_FROM_ANNOTATION
 from kplane.api.reasons import Reason
-from kplane.controlplane_operator.backends.base import Movable, data_errors
+from kplane.controlplane_operator.backends.base import Movable
+from kplane.controlplane_operator.backends.served_data import served_data
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import PartialSnapshot, as_recorded
+from kplane.data import DataError, DataLost, check_served
 
 __all__ = ["UNKNOWN_REVISIONS", "ServedRevisions"]
 
 UNKNOWN_REVISIONS: Final = 1_000_000_000
 """Upper bound for the revisions of a control plane since its last known revision."""
+_UNSEEN_REVISIONS: Final = 1_000_000
+"""Upper bound for the revisions since the last one in the status, which a pass records at least every five minutes."""
 _LIVING_REVISIONS: Final = 100_000
 """Upper bound for the revisions of the original after a restore of its snapshot, until clients leave the original."""
 
@@ -37,24 +42,26 @@ class ServedRevisions:
         """Record the highest revision in the snapshots of a control plane whose API server has ended.
 
         Call this before the data are deleted; it may be repeated afterwards. Raises ConditionError (Deleting) if etcd
-        does not answer and `waits` is True. If `waits` is False, an upper bound is recorded instead.
+        does not answer and `waits` is True. If `waits` is False, or if the etcd lost the data, an upper bound is
+        recorded instead.
         """
         snapshots = list(self._snapshots(control_plane))
         if control_plane.status.endpoint is None or not snapshots:
             return
         lower_bound = _known(control_plane, snapshots)
         try:
-            revision = max(lower_bound, await self._read(control_plane))
-        except ConditionError as error:
+            revision = max(lower_bound, await self._read(control_plane, known=lower_bound))
+        except (ConditionError, DataLost) as error:
             recorded = [snapshot.status.highest_revision for snapshot in snapshots]
             if all(highest is not None and highest >= lower_bound for highest in recorded):
-                # An earlier call recorded the revision, and etcd is deleted by now.
+                # An earlier call recorded the revision, and the data or the etcd are deleted by now.
                 return
-            if waits:
+            if waits and isinstance(error, ConditionError):
                 raise ConditionError(
                     Reason.DELETING, f"waiting for etcd, to record in snapshots where a restore begins: {error.message}"
                 ) from error
-            revision = lower_bound + UNKNOWN_REVISIONS
+            is_seen = control_plane.status.served_revision is not None
+            revision = lower_bound + (_UNSEEN_REVISIONS if is_seen else UNKNOWN_REVISIONS)
         for snapshot in snapshots:
             if (snapshot.status.highest_revision or 0) < revision:
                 status = snapshot.status.model_copy(update={"highest_revision": revision})
@@ -63,8 +70,8 @@ class ServedRevisions:
     async def of_living_source(self, control_plane: ControlPlane) -> int | None:
         """Return an upper bound of the revisions of the control plane from whose snapshot a new control plane starts.
 
-        Returns None if that control plane is deleted, if its etcd does not answer, or if the start revision is already
-        decided.
+        Returns None if that control plane is deleted, or if the start revision is already decided. Returns None also if
+        its etcd does not answer or lost the data, and its status has no served revision.
         """
         source, stores = control_plane.spec.source, self._context.stores
         if source is None or source.snapshot_ref is None or source.clone or control_plane.status.restore is not None:
@@ -76,16 +83,32 @@ class ServedRevisions:
             if former.status.endpoint is None or former.spec.endpoint_ref is not None:
                 continue
             try:
-                return await self._read(former) + _LIVING_REVISIONS
-            except ConditionError:
+                known = _known(former, list(self._snapshots(former)))
+                return max(known, await self._read(former, known=known)) + _LIVING_REVISIONS
+            except (ConditionError, DataLost):
                 # The loss of that etcd may be the cause of this restore.
-                return None
+                served = former.status.served_revision
+                return served + _UNSEEN_REVISIONS if served is not None else None
         return None
 
-    async def _read(self, control_plane: ControlPlane) -> int:
+    async def _read(self, control_plane: ControlPlane, *, known: int) -> int:
+        """Return the revision of the etcd with the data. Raises DataLost, and ConditionError if it does not answer.
+
+        A shared etcd that only lost the keys of this control plane is not below `known`, and its revision counts.
+        """
+        served = served_data(control_plane)
         async with self._homes(control_plane).connect(control_plane) as place:
-            with data_errors():
-                return await place.client.revision()
+            try:
+                revision = await place.client.revision()
+                if control_plane.home.mode is ControlPlaneMode.VIRTUAL and revision >= known:
+                    return revision
+                if served is not None:
+                    await check_served(place.client, place.prefix, served=served)
+            except DataLost:
+                raise
+            except DataError as error:
+                raise ConditionError(Reason.MIGRATING, str(error)) from error
+        return revision
 
     def _snapshots(self, control_plane: ControlPlane) -> Iterator[PartialSnapshot]:
         """Yield completed snapshots of the control plane and of its origin, whose restores may have its clients.
@@ -109,6 +132,7 @@ def _known(control_plane: ControlPlane, snapshots: list[PartialSnapshot]) -> int
     """Return the highest revision that status and snapshots record for the control plane, without its etcd."""
     status, uid = control_plane.status, control_plane.metadata.uid
     revisions = [snapshot.status.revision for snapshot in snapshots if snapshot.status.control_plane_uid == uid]
+    revisions.append(status.served_revision)
     if status.restore is not None:
         revisions.append(status.restore.begins_at)
     if status.migration is not None and status.migration.cut_time is not None:

@@ -143,6 +143,11 @@ class Keyspace:
         with _told():
             return await self._client.size_in_use()
 
+    async def revision(self) -> int:
+        """Return the current revision of the etcd."""
+        with _told():
+            return await self._client.revision()
+
     async def usage(self, prefix: str, *, share: float) -> Usage:
         """Measure the keys of a prefix. Calls take at most `share` of the time, and pauses take the rest."""
         with _told():
