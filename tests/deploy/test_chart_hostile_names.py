@@ -130,6 +130,15 @@ def test_missing_section_of_values_is_a_schema_error(chart: Any, section: str) -
         chart.helm("template", "kplane", str(chart.directory), "--namespace=kplane-system", f"--set={section}=null")
 
 
+@pytest.mark.parametrize("field", ["key", "value", "operator", "effect"])
+def test_toleration_with_number_is_a_schema_error(chart: Any, field: str) -> None:
+    options = ["kplane", str(chart.directory), "--namespace=kplane-system", f"--values={chart.images}"]
+    setting = f"operator.tolerations[0].{field}=1"
+    with pytest.raises(chart.refused, match=rf"tolerations/0/{field}.*want string"):
+        chart.helm("template", *options, f"--set={setting}")
+    assert f'{field}: "1"' in chart.helm("template", *options, f"--set-string={setting}")
+
+
 def test_large_numbers_render_without_exponents(chart: Any) -> None:
     settings = {"controlPlanes.awakeLimit": 2_000_000, "operator.workers": 1_000_000, "etcd.backup.keep": 1_000_000}
     text = chart.render(settings=settings).text
