@@ -14,6 +14,7 @@ import pytest
 
 from kplane.api import ControlPlane, ControlPlaneClass, HibernationReason, HibernationStatus
 from kplane.api.names import (
+    GATEWAY_ACCOUNTS_KEY,
     GATEWAY_AUTHENTICATION_KEY,
     GATEWAY_BOOTSTRAP_TOKENS_KEY,
     GATEWAY_HOST_KEY,
@@ -417,11 +418,12 @@ async def test_gateway_secret_loses_limits_without_class_and_foreign_data() -> N
         assert written[-1]["data"][key] == value
         secret = stored["kplane-gateway", "controlplane-acme"]
     assert len(written) == 5
-    # Bootstrap tokens stay while the control plane sleeps.
-    secret["data"][GATEWAY_BOOTSTRAP_TOKENS_KEY] = "e30="
+    # Bootstrap tokens and ServiceAccounts stay while the control plane sleeps.
+    secret["data"] |= {GATEWAY_BOOTSTRAP_TOKENS_KEY: "e30=", GATEWAY_ACCOUNTS_KEY: "e30="}
     sleep = HibernationStatus(since=datetime.now(UTC), reason=HibernationReason.IDLE, observed_generation=1)
     sleeping_acme = acme.model_copy(update={"status": acme.status.model_copy(update={"hibernation": sleep})})
     await write_gateway_secret(context, sleeping_acme, provision=provision, chosen=None)
     assert len(written) == 5
     await write_gateway_secret(context, acme, provision=provision, chosen=None)
     assert written[-1]["data"][GATEWAY_BOOTSTRAP_TOKENS_KEY] is None
+    assert written[-1]["data"][GATEWAY_ACCOUNTS_KEY] is None

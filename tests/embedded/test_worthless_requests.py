@@ -32,6 +32,7 @@ from .behind_gateway import external_config
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(600)]
 
 _ON_DEMAND = {"deletionPolicy": "Destroy", "virtual": {"start": "OnDemand"}}
+_TOKEN_REQUEST: dict[str, Any] = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
 _BOOTSTRAP_TEXT = "abcdef.0123456789abcdef"
 
 
@@ -99,11 +100,7 @@ async def _token_of_deleted_secret(external: ClusterConfig) -> str:
     async with Client(external, field_manager="kplane") as tenant:
         created = await tenant.create(SECRETS, bound)
         reference = {"apiVersion": "v1", "kind": "Secret", "name": "bound", "uid": created["metadata"]["uid"]}
-        request = {
-            "apiVersion": "authentication.k8s.io/v1",
-            "kind": "TokenRequest",
-            "spec": {"boundObjectRef": reference},
-        }
+        request = _TOKEN_REQUEST | {"spec": {"boundObjectRef": reference}}
         await tenant.create(SERVICE_ACCOUNTS, {"metadata": {"name": "left", "namespace": "default"}})
         path = f"{SERVICE_ACCOUNTS.path('left', namespace='default')}/token"
         token = str((await tenant.request("POST", path, body=request))["status"]["token"])
@@ -157,6 +154,29 @@ async def test_existing_bootstrap_token_wakes_its_control_plane(
     entries = [base64.b64decode(value) for secret in secrets.items for value in (secret.get("data") or {}).values()]
     assert not any(token.secret.encode() in entry for entry in entries)
     assert await _code(external, text) == 403
+    await eventually(lambda: _phase(client, name), lambda found: found == ("Ready", True))
+    await client.delete(CONTROL_PLANES, name)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_token_of_deleted_account_wakes_no_control_plane(
+    cluster: ManagementCluster, eventually: Callable[..., Any]
+) -> None:
+    client, name = cluster.client, "orphaned"
+    external = await _asleep(client, name, eventually=eventually)
+    tokens = []
+    async with Client(external, field_manager="kplane") as tenant:
+        for account in ("kept", "deleted"):
+            await tenant.create(SERVICE_ACCOUNTS, {"metadata": {"name": account, "namespace": "default"}})
+            path = f"{SERVICE_ACCOUNTS.path(account, namespace='default')}/token"
+            tokens.append(str((await tenant.request("POST", path, body=_TOKEN_REQUEST))["status"]["token"]))
+        await tenant.delete(SERVICE_ACCOUNTS, "deleted", namespace="default")
+    kept, deleted = tokens
+    await _send_to_sleep(client, name, eventually=eventually)
+    assert await _code(external, deleted) == 401
+    assert await _phase(client, name) == ("Hibernated", False)
+    # The account that is left has no rights, but its token is good.
+    assert await _code(external, kept) == 403
     await eventually(lambda: _phase(client, name), lambda found: found == ("Ready", True))
     await client.delete(CONTROL_PLANES, name)
 

@@ -23,7 +23,7 @@ from kplane.gateway.envoy.listener import AUTHORIZER_SECONDS
 from kplane.gateway.envoy.replies import DECLINED
 from kplane.gateway.errors import Declined
 from kplane.gateway.routes import Hold, Route, Upstream
-from kplane.gateway.tokens import BootstrapTokens, Issuer, TokenTrust
+from kplane.gateway.tokens import BootstrapTokens, Issuer, ServiceAccounts, TokenTrust
 from kplane.gateway.waker import PATIENCE_SECONDS, Waker
 from kplane.pki.primitives import create_authority, create_signing_key, issue_client
 from kplane.pki.signatures import sign_claims
@@ -302,6 +302,18 @@ async def test_bootstrap_token_wakes_only_control_plane_that_knows_it(ask: Any, 
     await eventually(lambda: ask.woken, lambda woken: woken == ["uid-a"])
     ask.serve(route("a"), route("b", asleep=NOW))
     assert (await request)[0] == 200
+
+
+async def test_token_of_deleted_service_account_wakes_no_control_plane(ask: Any) -> None:
+    accounts = ServiceAccounts(salt=b"salt", digests=frozenset())
+    ask.serve(_with_trust(route("a", asleep=NOW), accounts=accounts))
+    code, _, text = await ask(PATH, _bearer())
+    assert (code, json.loads(text)["reason"]) == (401, "Unauthorized")
+    assert ask.woken == []
+    # A running API server may have newer accounts than the record of the last sleep.
+    ask.serve(_with_trust(route("a"), accounts=accounts))
+    code, headers, _ = await ask(PATH, _bearer())
+    assert (code, headers["x-kplane-tenant"]) == (200, "uid-a")
 
 
 @pytest.mark.parametrize(

@@ -311,6 +311,19 @@ def test_route_ignores_invalid_time_of_wake_request(requested: str | None) -> No
     assert acme_route.asleep.requested is None
 
 
+@pytest.mark.parametrize(
+    ("entry", "digests"),
+    [(None, None), (b'{"salt":"00","accounts":["0a"]}', {b"\n"}), (b"damage", None)],
+    ids=["absent", "present", "damaged"],
+)
+def test_route_has_service_accounts_of_secret(entry: bytes | None, digests: set[bytes] | None) -> None:
+    acme_route = route_of(control_plane(), secret(accounts_json=entry))
+    assert acme_route is not None
+    assert acme_route.upstream is not None
+    accounts = acme_route.upstream.trust.accounts
+    assert (accounts.digests if accounts is not None else None) == digests
+
+
 def test_route_of_sleeping_control_plane_needs_secret() -> None:
     acme_route = route_of(sleeper(), None)
     assert acme_route is not None

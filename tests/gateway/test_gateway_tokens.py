@@ -15,7 +15,15 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from kplane.api import SERVICE_ACCOUNT_ISSUER
 from kplane.gateway.errors import RouteInvalid
-from kplane.gateway.tokens import MAX_TOKEN_LENGTH, BootstrapTokens, TokenTrust, accepts, bearer_token, read_token_keys
+from kplane.gateway.tokens import (
+    MAX_TOKEN_LENGTH,
+    BootstrapTokens,
+    ServiceAccounts,
+    TokenTrust,
+    accepts,
+    bearer_token,
+    read_token_keys,
+)
 from kplane.pki.issuing import sign_token
 from kplane.pki.primitives import create_signing_key, public_key
 from kplane.pki.signatures import sign_claims
@@ -162,6 +170,33 @@ def test_accepts_is_true_for_bootstrap_token_until_expiration() -> None:
 def test_bootstrap_tokens_refuse_damaged_json(text: bytes) -> None:
     with pytest.raises(RouteInvalid):
         BootstrapTokens.from_json(text)
+
+
+def _accounts(*accounts: str) -> ServiceAccounts:
+    salt = bytes(16)
+    digests = [hmac.digest(salt, account.encode(), "sha256")[:16].hex() for account in accounts]
+    return ServiceAccounts.from_json(json.dumps({"salt": salt.hex(), "accounts": digests}).encode())
+
+
+def test_accepts_is_false_for_token_of_deleted_service_account() -> None:
+    trust = dataclasses.replace(TRUST, accounts=_accounts("default/robot/1"))
+    created_again = {"kubernetes.io": {"namespace": "default", "serviceaccount": {"name": "robot", "uid": "2"}}}
+    in_a_secret_again = IN_A_SECRET | {"kubernetes.io/serviceaccount/service-account.uid": "2"}
+    assert accepts(trust, _token(), now=NOW)
+    assert accepts(trust, sign_claims(IN_A_SECRET, key=KEY), now=NOW)
+    for token in (_token(**created_again), sign_claims(in_a_secret_again, key=KEY), _token(key=create_signing_key())):
+        assert not accepts(trust, token, now=NOW)
+    assert not accepts(dataclasses.replace(TRUST, accounts=_accounts()), _token(), now=NOW)
+    # Without a record, each account counts.
+    assert accepts(TRUST, _token(**created_again), now=NOW)
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"[]", b"{}", b'{"salt":"x","accounts":[]}', b'{"salt":"00","accounts":[1]}', b'{"accounts":["00"]}']
+)
+def test_service_accounts_refuse_damaged_json(text: bytes) -> None:
+    with pytest.raises(RouteInvalid):
+        ServiceAccounts.from_json(text)
 
 
 def test_accepts_uses_audiences_of_class() -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "FINALIZER",
     "FINISH_ROTATION_ANNOTATION",
     "FORMER_SETTINGS_ANNOTATION",
+    "GATEWAY_ACCOUNTS_KEY",
     "GATEWAY_AUTHENTICATION_KEY",
     "GATEWAY_BOOTSTRAP_TOKENS_KEY",
     "GATEWAY_HOST_KEY",
@@ -313,6 +314,12 @@ GATEWAY_BOOTSTRAP_TOKENS_KEY: Final = "bootstrap-tokens.json"
 control plane. It has `salt`, in hexadecimal digits, and `tokens`. Each token has `hmac`, the HMAC-SHA256 of the whole
 token with the salt, and `expiration`, absent if the token never expires. Tokens cannot be derived from it: 16 random
 characters of a token are secret.
+"""
+
+GATEWAY_ACCOUNTS_KEY: Final = "accounts.json"
+"""Key of the Secret `gateway_secret_name(...)` while the control plane sleeps: its ServiceAccounts. It has `salt`, in
+hexadecimal digits, and `accounts`: of each, the first 16 bytes of the HMAC-SHA256 of `namespace/name/uid` with the
+salt. The key is absent if the control plane has more than 1,000 ServiceAccounts.
 """
 
 GATEWAY_HOST_KEY: Final = "host"

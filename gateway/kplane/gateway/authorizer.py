@@ -6,6 +6,7 @@ A request to a sleeping control plane also waits here until the API server runs.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -145,7 +146,7 @@ class Authorizer:
         if route is None or route.upstream is None or route.host or token is None:
             return False
         try:
-            return await self._verifies(token, trust=route.upstream.trust, client=_client_of(request))
+            return await self._verifies(token, trust=_trust_of(route, route.upstream), client=_client_of(request))
         except KeysUnavailable:
             # Only the API server can verify this token.
             return False
@@ -178,7 +179,7 @@ class Authorizer:
         if CERTIFICATE_HEADER in request.headers and _AUTHORIZATION not in request.headers:
             identity_headers = self._verified(request.headers[CERTIFICATE_HEADER], route=route, upstream=upstream)
             return {**identity_headers, UPSTREAM_HEADER: by_certificate(route.key, change=change)}
-        is_good = await self._check_token(request, route=route, trust=upstream.trust)
+        is_good = await self._check_token(request, route=route, trust=_trust_of(route, upstream))
         counts_for = TENANT_HEADER if is_good else UNKNOWN_HEADER
         return {counts_for: route.key, UPSTREAM_HEADER: by_token(route.key, change=change)}
 
@@ -249,6 +250,14 @@ class Authorizer:
             return True
         issuer = issuer_of(trust, token, now=now)
         return issuer is not None and await self._issuers.has_signed(issuer, token, client=client)
+
+
+def _trust_of(route: Route, upstream: Upstream) -> TokenTrust:
+    """Return the tokens that the API server accepts. A running API server may have newer ServiceAccounts."""
+    trust = upstream.trust
+    if route.asleep is None and trust.accounts is not None:
+        return dataclasses.replace(trust, accounts=None)
+    return trust
 
 
 def _client_of(request: web.BaseRequest) -> Client:

@@ -16,6 +16,7 @@ from kplane.api.clocks import is_future, read_time
 from kplane.api.conditions import HIBERNATED, WAITS_FOR_ROOM
 from kplane.api.names import (
     CONTROL_PLANE_LABEL,
+    GATEWAY_ACCOUNTS_KEY,
     GATEWAY_AUTHENTICATION_KEY,
     GATEWAY_BOOTSTRAP_TOKENS_KEY,
     GATEWAY_HOST_KEY,
@@ -29,7 +30,7 @@ from kplane.api.names import (
 )
 from kplane.gateway.errors import RouteInvalid
 from kplane.gateway.routes import FrontProxy, Hold, KeyPair, Limits, Route, Sleep, Upstream
-from kplane.gateway.tokens import BootstrapTokens, TokenTrust, read_token_keys
+from kplane.gateway.tokens import BootstrapTokens, ServiceAccounts, TokenTrust, read_token_keys
 from kplane.provider import Client, Informer, Resource
 
 __all__ = [
@@ -362,7 +363,7 @@ def _trust(secret: _Object) -> TokenTrust:
     trust = TokenTrust(keys=keys)
     if GATEWAY_AUTHENTICATION_KEY in (secret.get("data") or {}):
         trust = TokenTrust.from_json(_value(secret, GATEWAY_AUTHENTICATION_KEY), keys=keys)
-    return dataclasses.replace(trust, bootstrap_tokens=_bootstrap_tokens(secret))
+    return dataclasses.replace(trust, bootstrap_tokens=_bootstrap_tokens(secret), accounts=_accounts(secret))
 
 
 def _bootstrap_tokens(secret: _Object) -> BootstrapTokens | None:
@@ -373,6 +374,21 @@ def _bootstrap_tokens(secret: _Object) -> BootstrapTokens | None:
     except RouteInvalid as error:
         # The operator cannot repair this entry before the next sleep. All other credentials still work.
         logger.warning("no bootstrap token of Secret %s wakes its control plane: %s", secret["metadata"]["name"], error)
+        return None
+
+
+def _accounts(secret: _Object) -> ServiceAccounts | None:
+    if GATEWAY_ACCOUNTS_KEY not in (secret.get("data") or {}):
+        return None
+    try:
+        return ServiceAccounts.from_json(_value(secret, GATEWAY_ACCOUNTS_KEY))
+    except RouteInvalid as error:
+        # The operator cannot repair this entry before the next sleep. Until then, tokens of any account are good.
+        logger.warning(
+            "tokens of deleted ServiceAccounts wake the control plane of Secret %s: %s",
+            secret["metadata"]["name"],
+            error,
+        )
         return None
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import jwt
 import orjson
@@ -23,8 +23,10 @@ from kplane.gateway.errors import RouteInvalid
 
 __all__ = [
     "MAX_TOKEN_LENGTH",
+    "Account",
     "BootstrapTokens",
     "Issuer",
+    "ServiceAccounts",
     "TokenTrust",
     "accepts",
     "bearer_token",
@@ -46,9 +48,18 @@ _LEGACY_ISSUER: Final = "kubernetes/serviceaccount"
 _LEEWAY: Final = timedelta(minutes=2)
 """Tolerance for the times of a token. API servers allow a minute, and clocks may differ."""
 _BOOTSTRAP_TOKEN: Final = re.compile("[a-z0-9]{6}[.][a-z0-9]{16}")
+_DIGEST_BYTES: Final = 16
 _IN_PROTOCOL: Final = "base64url.bearer.authorization.k8s.io."
 
 logger = logging.getLogger(__name__)
+
+
+class Account(NamedTuple):
+    """ServiceAccount that a token names."""
+
+    namespace: str
+    name: str
+    uid: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +121,30 @@ class BootstrapTokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceAccounts:
+    """ServiceAccounts of a sleeping control plane. A deleted account is not among them."""
+
+    salt: bytes
+    digests: frozenset[bytes]
+    """Of each account, the first 16 bytes of the HMAC-SHA256 of `namespace/name/uid` with `salt` as key."""
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        """Parse the entry `accounts.json` of a gateway Secret. Raises RouteInvalid if the entry is damaged."""
+        try:
+            entry = orjson.loads(text)
+            digests = frozenset(bytes.fromhex(digest) for digest in entry["accounts"])
+            return cls(salt=bytes.fromhex(entry["salt"]), digests=digests)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RouteInvalid(f"the ServiceAccounts of the control plane cannot be read: {error}") from error
+
+    def have(self, account: Account) -> bool:
+        """Return whether the account is among these accounts."""
+        text = f"{account.namespace}/{account.name}/{account.uid}"
+        return hmac.digest(self.salt, text.encode(errors="replace"), hashlib.sha256)[:_DIGEST_BYTES] in self.digests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTrust:
     """Tokens that the API server of a control plane accepts, and its policy for requests without a token."""
 
@@ -121,6 +156,8 @@ class TokenTrust:
     """OIDC issuers of the users."""
     bootstrap_tokens: BootstrapTokens | None = None
     """Bootstrap tokens; None while the control plane is awake, since its API server verifies them."""
+    accounts: ServiceAccounts | None = None
+    """ServiceAccounts; None while the control plane is awake, and if they are unknown: then each account counts."""
     cluster_info: bool = False
     """Whether anonymous users may read ConfigMap `kube-public/cluster-info`, which joining nodes need."""
 
@@ -158,9 +195,8 @@ def bearer_token(authorization: str, *, protocols: str = "") -> str | None:
 def accepts(trust: TokenTrust, token: str, *, now: datetime) -> bool:
     """Return whether an API server accepts a token that no OIDC issuer signed, as far as the gateway can verify it.
 
-    The gateway verifies algorithm, signature, issuer, audience, times and subject of a ServiceAccount token. The
-    gateway cannot verify that the ServiceAccount still exists. It knows bootstrap tokens only while the control plane
-    sleeps.
+    The gateway verifies algorithm, signature, issuer, audience, times and subject of a ServiceAccount token. It knows
+    bootstrap tokens, and which ServiceAccounts exist, only while the control plane sleeps.
     """
     if len(token) > MAX_TOKEN_LENGTH:
         return False
@@ -231,7 +267,10 @@ def _is_service_account_token(trust: TokenTrust, token: str, *, now: datetime) -
     if len(parts) != _PARTS or _object(parts[0]).get("alg") != _ALGORITHM:
         return False
     claims = _object(parts[1])
-    if not (_is_current(claims, now=now) and _is_for(claims, trust.audiences) and _names_account(claims)):
+    if not (_is_current(claims, now=now) and _is_for(claims, trust.audiences)):
+        return False
+    account = _account_of(claims)
+    if account is None or (trust.accounts is not None and not trust.accounts.have(account)):
         return False
     # Verify the signature last, since it costs more than all other checks.
     return any(has_signed(key, token, algorithm=_ALGORITHM) for key in map(_verifier, trust.keys) if key is not None)
@@ -265,8 +304,8 @@ def _has_audience(claims: Mapping[str, Any], audiences: frozenset[str]) -> bool:
     return isinstance(values, list) and any(isinstance(audience, str) and audience in audiences for audience in values)
 
 
-def _names_account(claims: Mapping[str, Any]) -> bool:
-    """Return whether the claims name a ServiceAccount with its uid, and `sub` names the same ServiceAccount."""
+def _account_of(claims: Mapping[str, Any]) -> Account | None:
+    """Return the ServiceAccount that the claims name with its uid; None if `sub` names another one, or none."""
     if claims.get("iss") == _LEGACY_ISSUER:
         prefix = "kubernetes.io/serviceaccount/"
         names = [claims.get(f"{prefix}{name}") for name in ("namespace", "service-account.name", "service-account.uid")]
@@ -274,11 +313,13 @@ def _names_account(claims: Mapping[str, Any]) -> bool:
         own = claims.get("kubernetes.io")
         account = own.get("serviceaccount") if isinstance(own, dict) else None
         if not isinstance(own, dict) or not isinstance(account, dict):
-            return False
+            return None
         names = [own.get("namespace"), account.get("name"), account.get("uid")]
-    if not all(isinstance(value, str) and value for value in names):
-        return False
-    return bool(claims.get("sub") == f"system:serviceaccount:{names[0]}:{names[1]}")
+    texts = [value for value in names if isinstance(value, str) and value]
+    if len(texts) != len(Account._fields):
+        return None
+    named = Account(*texts)
+    return named if claims.get("sub") == f"system:serviceaccount:{named.namespace}:{named.name}" else None
 
 
 def _read_time(text: str | None) -> datetime | None:

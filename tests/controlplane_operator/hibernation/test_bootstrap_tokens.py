@@ -1,25 +1,19 @@
-"""Bootstrap tokens that wake a control plane, and their record in the gateway's Secret."""
+"""Bootstrap tokens that wake a control plane, and the gateway's entry for them."""
 
 from __future__ import annotations
 
 import base64
-import json
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
 
-from kplane.api import ControlPlane
 from kplane.controlplane_operator.hibernation.bootstrap_tokens import (
     BootstrapToken,
     read_bootstrap_token,
-    record_bootstrap_tokens,
     tokens_entry,
 )
 from kplane.gateway.tokens import BootstrapTokens
-from kplane.provider import NotFound
 
 NOW = datetime(2026, 11, 27, 12, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)
@@ -81,32 +75,3 @@ def test_record_keeps_the_200_tokens_that_expire_last() -> None:
     assert record.have("abcdef.0123456789abcdef", now=NOW)
     assert record.have(tokens[-1].text, now=NOW)
     assert not record.have(tokens[0].text, now=NOW)
-
-
-@pytest.mark.parametrize(
-    ("existing", "writes"),
-    [
-        (None, 0),
-        ({"data": {"host": "YQ==", "server": "YQ=="}}, 0),
-        ({"data": {"sa.pub": "YQ=="}}, 1),
-    ],
-    ids=["absent", "by host name", "by path"],
-)
-async def test_tokens_are_recorded_if_gateway_secret_is_by_path(existing: Any, writes: int) -> None:
-    objects = {("kplane-gateway", "controlplane-acme"): existing}
-    patch = AsyncMock(return_value={})
-    secrets = SimpleNamespace(get=objects.get, apply=lambda _: None)
-    context: Any = SimpleNamespace(
-        gateway=SimpleNamespace(namespace="kplane-gateway"),
-        client=SimpleNamespace(patch=patch),
-        secrets=SimpleNamespace(open=AsyncMock()),
-        stores=SimpleNamespace(secrets=secrets),
-    )
-    control_plane = ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "1"}, "spec": {}})
-    await record_bootstrap_tokens(context, control_plane, tokens=[BootstrapToken("abcdef.0123456789abcdef")])
-    assert patch.await_count == writes
-    if writes:
-        ((_, _, body), _) = patch.await_args  # type: ignore[misc]
-        assert len(json.loads(base64.b64decode(body["data"]["bootstrap-tokens.json"]))["tokens"]) == 1
-    patch.side_effect = NotFound(404, "NotFound", "gone")
-    await record_bootstrap_tokens(context, control_plane, tokens=[])

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from kplane.controlplane_operator.hibernation.inside import Inside, look_inside
+from kplane.controlplane_operator.hibernation.service_accounts import ServiceAccount
 from kplane.provider import Client, NotFound
 from kplane.provider.client.listing import ObjectList
 
@@ -161,6 +162,12 @@ async def test_namespace_deletion_keeps_awake_again_at_its_next_attempt(seconds:
     result = await inside(namespaces=deleted_namespace(4 * 3600 + seconds))
     assert result.kept == "Namespace shop is being deleted, and its controllers try again"
     assert result.next_wake is None
+
+
+async def test_inside_has_existing_service_accounts_of_all_namespaces() -> None:
+    account = {"metadata": {"namespace": "shop", "name": "robot", "uid": "1"}}
+    result = await inside(serviceaccounts=account)
+    assert result.credentials.accounts == (ServiceAccount("shop", "robot", "1"),)
 
 
 async def test_next_wake_is_earliest_of_all_due_times() -> None:

@@ -15,6 +15,7 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import KeyspaceError
 from kplane.controlplane_operator.hibernation import sleeper
 from kplane.controlplane_operator.hibernation.bootstrap_tokens import BootstrapToken
+from kplane.controlplane_operator.hibernation.credentials import Credentials
 from kplane.controlplane_operator.hibernation.decision import Decision
 from kplane.controlplane_operator.hibernation.host_name_use import HostNameUse, UseUnknown
 from kplane.controlplane_operator.hibernation.inside import Inside
@@ -129,23 +130,23 @@ async def test_api_server_serves_two_seconds_after_announcement(world: World) ->
     assert (await world.turn(control_plane(sleep=False, published=False)))[1] == "provision"
 
 
-async def test_tokens_are_recorded_before_api_server_stops(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_credentials_are_recorded_before_api_server_stops(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     records: list[Any] = []
 
-    async def record(*_: Any, tokens: Any) -> None:
+    async def record(_context: Any, _control_plane: Any, found: Credentials) -> None:
         assert world.backend.ended == 0
-        records.append(tokens)
+        records.append(found)
 
-    monkeypatch.setattr(sleeper, "record_bootstrap_tokens", record)
-    tokens = (BootstrapToken("abcdef.0123456789abcdef"),)
-    world.inside = Inside(next_wake=DUE, tokens=tokens)
+    monkeypatch.setattr(sleeper, "record_credentials", record)
+    credentials = Credentials((BootstrapToken("abcdef.0123456789abcdef"),), None)
+    world.inside = Inside(next_wake=DUE, credentials=credentials)
     await world.turn(control_plane(sleep=False))
     assert records == []
     assert (await world.fall_asleep())[1] == "provision"
-    assert records == [tokens]
-    # Later passes do not write the tokens again.
+    assert records == [credentials]
+    # Later passes do not write the credentials again.
     await world.turn(control_plane(sleep=True, told="True"))
-    assert records == [tokens]
+    assert records == [credentials]
 
 
 async def test_wake_request_after_announcement_ends_the_sleep(world: World) -> None:

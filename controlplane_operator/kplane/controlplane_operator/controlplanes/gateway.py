@@ -19,6 +19,7 @@ from kplane.api import (
 from kplane.api.control_plane import RESERVED_CLUSTER_PATHS, is_cluster_path
 from kplane.api.names import (
     CA_KEY,
+    GATEWAY_ACCOUNTS_KEY,
     GATEWAY_AUTHENTICATION_KEY,
     GATEWAY_BOOTSTRAP_TOKENS_KEY,
     GATEWAY_HOST_KEY,
@@ -53,7 +54,9 @@ __all__ = [
 ]
 
 _PAIR = "tls"
-_OPTIONAL: Final = frozenset({GATEWAY_LIMITS_KEY, GATEWAY_AUTHENTICATION_KEY, GATEWAY_BOOTSTRAP_TOKENS_KEY})
+_ASLEEP: Final = frozenset({GATEWAY_BOOTSTRAP_TOKENS_KEY, GATEWAY_ACCOUNTS_KEY})
+"""Keys of a gateway Secret while the control plane sleeps."""
+_OPTIONAL: Final = _ASLEEP | {GATEWAY_LIMITS_KEY, GATEWAY_AUTHENTICATION_KEY}
 """Keys that a gateway Secret may lack."""
 
 
@@ -195,7 +198,7 @@ async def write_gateway_secret(
             await delete_secret(context, control_plane, name=name, namespace=gateway.namespace)
         return
     pair = kept(find_pair(existing, _PAIR), authorities.front_proxy, now=datetime.now(UTC), user=FRONT_PROXY_USER)
-    optional = limits_entry(chosen) | authentication_entry(chosen) | _tokens_of(existing, control_plane)
+    optional = limits_entry(chosen) | authentication_entry(chosen) | _credentials_of(existing, control_plane)
     await write_secret(
         context,
         control_plane,
@@ -219,14 +222,14 @@ def _hold_of(secret: Object | None) -> dict[str, str]:
     return {key: value for key, value in annotations.items() if key == WRITES_HELD_UNTIL_ANNOTATION}
 
 
-def _tokens_of(secret: Object | None, control_plane: ControlPlane) -> dict[str, bytes]:
-    """Return the entry with the bootstrap tokens that wake a control plane; empty if it is awake.
+def _credentials_of(secret: Object | None, control_plane: ControlPlane) -> dict[str, bytes]:
+    """Return the entries with the credentials that wake a control plane; empty if it is awake.
 
-    A running API server checks its bootstrap tokens itself.
+    A running API server checks its bootstrap tokens and ServiceAccounts itself.
     """
     if secret is None or control_plane.status.hibernation is None:
         return {}
-    return {key: value for key, value in data_of(secret).items() if key == GATEWAY_BOOTSTRAP_TOKENS_KEY}
+    return {key: value for key, value in data_of(secret).items() if key in _ASLEEP}
 
 
 def limits_entry(chosen: ControlPlaneClass | None) -> dict[str, bytes]:

@@ -13,14 +13,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from kplane.api import ControlPlane
-from kplane.api.names import GATEWAY_BOOTSTRAP_TOKENS_KEY, GATEWAY_HOST_KEY, gateway_secret_name
-from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.watch.cache import Object
-from kplane.provider import NotFound
-from kplane.provider.client.resources import SECRETS
 
-__all__ = ["BootstrapToken", "read_bootstrap_token", "record_bootstrap_tokens", "tokens_entry"]
+__all__ = ["BootstrapToken", "read_bootstrap_token", "tokens_entry"]
 
 _TOKEN: Final = re.compile("[a-z0-9]{6}[.][a-z0-9]{16}")
 _MAX_TOKENS: Final = 200
@@ -66,31 +61,6 @@ def tokens_entry(tokens: Iterable[BootstrapToken]) -> bytes:
         ends = {"expiration": token.expiration.isoformat()} if token.expiration is not None else {}
         entries.append({"hmac": hmac.digest(salt, token.text.encode(), "sha256").hex(), **ends})
     return json.dumps({"salt": salt.hex(), "tokens": entries}).encode()
-
-
-async def record_bootstrap_tokens(
-    context: OperatorContext, control_plane: ControlPlane, *, tokens: Iterable[BootstrapToken]
-) -> None:
-    """Write the bootstrap tokens that wake a control plane into its gateway Secret, if it is published by path.
-
-    Raises ConditionError (SecretsNotReadable) while the operator may not read the gateway's namespace.
-    """
-    gateway = context.gateway
-    if gateway is None:
-        return
-    await context.secrets.open(gateway.namespace)
-    name = gateway_secret_name(control_plane.name)
-    existing = context.stores.secrets.get((gateway.namespace, name))
-    if existing is None or GATEWAY_HOST_KEY in (existing.get("data") or {}):
-        # On a connection to a host name, the gateway sees no tokens.
-        return
-    entry = base64.b64encode(tokens_entry(tokens)).decode()
-    try:
-        body = {"data": {GATEWAY_BOOTSTRAP_TOKENS_KEY: entry}}
-        await context.client.patch(SECRETS, name, body, namespace=gateway.namespace)
-    except NotFound:
-        # A later pass creates the Secret again. Until then, the gateway does not serve this control plane.
-        return
 
 
 def _seconds(token: BootstrapToken) -> float:

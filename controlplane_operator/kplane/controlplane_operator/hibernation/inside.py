@@ -14,13 +14,15 @@ import base64
 import binascii
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from kplane.api.clocks import is_future, read_time
 from kplane.controlplane_operator.hibernation.bootstrap_tokens import BootstrapToken, read_bootstrap_token
+from kplane.controlplane_operator.hibernation.credentials import Credentials
 from kplane.controlplane_operator.hibernation.cron import next_time
+from kplane.controlplane_operator.hibernation.service_accounts import list_accounts
 from kplane.controlplane_operator.status.leaving import describe_leaving
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import Client, NotFound, Resource
@@ -62,8 +64,8 @@ class Inside:
     """Earliest due time inside; None if there is none."""
     unknown: bool = False
     """Whether the check failed. A later check may succeed."""
-    tokens: tuple[BootstrapToken, ...] = ()
-    """Bootstrap tokens that the API server accepts."""
+    credentials: Credentials = field(default_factory=Credentials)
+    """Credentials that only the API server knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,8 @@ async def look_inside(client: Client, *, now: datetime, first_seen: dict[str, da
                 return Inside(f"{_named(look.resource, obj)} {look.due}")
             due.append(judgement)
     accepted = tuple(token for token in tokens if token is not None)
-    return Inside(next_wake=min(due, default=None), tokens=accepted)
+    credentials = Credentials(accepted, await list_accounts(client))
+    return Inside(next_wake=min(due, default=None), credentials=credentials)
 
 
 def _named(resource: Resource, obj: Object) -> str:

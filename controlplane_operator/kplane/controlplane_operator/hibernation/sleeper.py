@@ -15,7 +15,7 @@ from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backends.base import Hibernating, Provision
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import KeyspaceError
-from kplane.controlplane_operator.hibernation.bootstrap_tokens import BootstrapToken, record_bootstrap_tokens
+from kplane.controlplane_operator.hibernation.credentials import Credentials, record_credentials
 from kplane.controlplane_operator.hibernation.decision import IN_USE, Decision, decide, idle_after, start_of
 from kplane.controlplane_operator.hibernation.host_name_use import (
     IN_USE_AFTER_REQUEST,
@@ -49,10 +49,10 @@ class _Beginning:
     """State of a control plane that falls asleep. A restarted operator starts with an empty state."""
 
     announced: float | None = None
-    tokens: tuple[BootstrapToken, ...] | None = None
-    """Bootstrap tokens found by the latest check of the inside."""
-    recorded: tuple[BootstrapToken, ...] | None = None
-    """Bootstrap tokens recorded in the gateway's Secret."""
+    credentials: Credentials | None = None
+    """Credentials found by the latest check of the inside."""
+    recorded: Credentials | None = None
+    """Credentials recorded in the gateway's Secret."""
     deletions: dict[str, datetime] = field(default_factory=dict)
     """Namespace deletions with a time in the future, by uid, and the time at which each was first seen."""
     failing: float | None = None
@@ -123,7 +123,7 @@ class Sleeper:
             self._room.spare(control_plane.metadata.uid)
             return Decision(None, inside.kept, kept=True, stuck=inside.stuck, again=now + _ASKED_AGAIN)
         beginning.failing = None
-        beginning.tokens = inside.tokens
+        beginning.credentials = inside.credentials
         sleep = decision.sleep.model_copy(update={"next_wake": inside.next_wake})
         if beginning.announced is not None:
             remaining = beginning.announced + _HEARD_SECONDS - time.monotonic()
@@ -150,16 +150,16 @@ class Sleeper:
             return None
         if not _is_asleep(control_plane) and self.waits_for(control_plane):
             return None
-        # Tokens are recorded before the API server ends, because only the API server knows them.
-        await self._record_tokens(control_plane)
+        # Credentials are recorded before the API server ends, because only the API server knows them.
+        await self._record_credentials(control_plane)
         return await self._backend(control_plane).hibernate(control_plane)
 
-    async def _record_tokens(self, control_plane: ControlPlane) -> None:
+    async def _record_credentials(self, control_plane: ControlPlane) -> None:
         beginning = self._beginnings.get(control_plane.metadata.uid or "")
-        if beginning is None or beginning.tokens is None or beginning.tokens == beginning.recorded:
+        if beginning is None or beginning.credentials is None or beginning.credentials == beginning.recorded:
             return
-        await record_bootstrap_tokens(self._context, control_plane, tokens=beginning.tokens)
-        beginning.recorded = beginning.tokens
+        await record_credentials(self._context, control_plane, beginning.credentials)
+        beginning.recorded = beginning.credentials
 
     async def _unless_used(self, control_plane: ControlPlane, decision: Decision, *, now: datetime) -> Decision:
         """Return `decision` for a control plane with a host name, or a decision to stay awake if it is in use."""
