@@ -18,7 +18,6 @@ from kplane.embedded import lock
 from kplane.embedded.daemon import Daemon, end
 from kplane.embedded.errors import EmbeddedError
 from kplane.embedded.handle import READY_FILE, Handle
-from kplane.embedded.snapshots import SNAPSHOT_KEY, SNAPSHOTS
 
 __all__ = ["default_directory", "end_local", "start_local"]
 
@@ -59,6 +58,9 @@ def start_local(directory: Path | None, *, fake_nodes: bool = False, report: Rep
 
 
 def _start(directory: Path, *, fake_nodes: bool, report: Report) -> Handle:
+    # Imported here, because `kplane down` also runs without an installed pyrage.
+    from kplane.embedded.snapshots import SNAPSHOT_KEY, SNAPSHOTS
+
     with _using(directory):
         _require_own(directory)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

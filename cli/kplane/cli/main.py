@@ -65,6 +65,11 @@ def demo(
 
     Leaves everything running as context `kplane.demo`; `kplane demo-down` ends it.
     """
+    from kplane.cli.extras import require_operators
+    from kplane.cli.session import run
+
+    run(require_operators)
+
     from kplane.cli.demo.run import run_demo
     from kplane.cli.demo.site import default_directory
 

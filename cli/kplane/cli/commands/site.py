@@ -50,8 +50,10 @@ def up(
             start_on_kind(find_clone(Path(__file__)), report=say)
             print_text(CONTEXT)
         else:
+            from kplane.cli.extras import require_operators
             from kplane.cli.local import start_local
 
+            require_operators()
             print_text(start_local(directory, fake_nodes=fake_nodes, report=say))
 
     run(start)
