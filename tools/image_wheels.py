@@ -1,8 +1,8 @@
 """Builds the wheels that the images install, into build/wheels/IMAGE: `python -m tools.image_wheels`.
 
-An image gets the wheel of the multicluster runtime, and a wheel of kplane. That has the programs of the image and the
-components that these import. `[tool.kplane.images]` in pyproject.toml names the programs of each image. The whole wheel
-would bring programs that cannot start there, because the image lacks their dependencies.
+An image gets two wheels: the multicluster runtime, and kplane with the components that the image's programs import.
+The table `[tool.kplane.images]` of pyproject.toml names the programs of each image. The whole wheel of kplane would
+bring programs that cannot start in the image, because their dependencies are missing.
 """
 
 from __future__ import annotations
