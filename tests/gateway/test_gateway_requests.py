@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kplane.gateway.envoy.requests import CHANGES, DOUBLE_SLASH, GROWS, changes
