@@ -349,8 +349,9 @@ async def test_refused_route_does_not_block_other_routes(gateway: Gateway) -> No
     for name in ("one", "two"):
         async with Client(gateway.user(name, "admin", groups=MASTERS), field_manager="kplane") as client:
             assert (await client.list(NAMESPACES)).items
+    # Without an API server, the gateway verifies no credential, and tells nobody that the control plane exists.
     async with Client(gateway.config("bad", token="x"), field_manager="kplane") as client:
-        assert "the gateway cannot serve" in str(await _refusal(client))
+        assert (await _refusal(client)).status == 401
 
 
 async def test_gateway_uses_new_address_of_moved_api_server(gateway: Gateway) -> None:
