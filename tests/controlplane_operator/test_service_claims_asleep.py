@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.grants import Access, Account
+from kplane.controlplane_operator.grants import Access
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms
 from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
 from kplane.controlplane_operator.registrations.reconciler import ControlPlaneRegistrationReconciler
@@ -42,11 +43,15 @@ class Api:
         if resource.plural != "controlplaneregistrations":
             return body
         stored = self.stores.registrations.get(("", body["metadata"]["name"])) or {}
-        return {**stored, "metadata": self._changed(stored), "status": body["status"]}
+        answer = {**stored, "metadata": self._changed(stored), "status": body["status"]}
+        self.stores.registrations.apply(answer)
+        return answer
 
     async def patch(self, _: Any, name: str, body: dict[str, Any], **__: Any) -> dict[str, Any]:
         stored = self.stores.registrations.get(("", name)) or {}
-        return {**stored, "metadata": self._changed(stored) | {"finalizers": body["metadata"]["finalizers"]}}
+        answer = {**stored, "metadata": self._changed(stored) | {"finalizers": body["metadata"]["finalizers"]}}
+        self.stores.registrations.apply(answer)
+        return answer
 
     async def create(self, _: Any, body: dict[str, Any]) -> dict[str, Any]:
         return body
@@ -75,7 +80,7 @@ class World:
             queues=queues,
             status=StatusWriter(client, events=events),
             events=events,
-            access=Access(client, shared=Account("kplane-system", "mcm")),
+            access=AsyncMock(Access, shared=None),
             secrets=cast("SecretAccess", None),
         )
         self.reconciler = ControlPlaneRegistrationReconciler(
