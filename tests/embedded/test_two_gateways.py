@@ -14,13 +14,18 @@ import pytest
 import pytest_asyncio
 
 from kplane.api import ControlPlane, is_true
+from kplane.api.names import GATEWAY_NAMESPACE, gateway_secret_name, management_namespace
 from kplane.binaries.programs import Binaries
+from kplane.controlplane_operator.credentials.store import AUTHORITIES_SECRET
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.provider import ApiError, Client, ClusterConfig, Event, Informer, ProviderError
+from kplane.gateway.presence import read_newest_progress
+from kplane.pki.authorities import TenantAuthorities
+from kplane.pki.primitives import issue_client
+from kplane.provider import ApiError, Client, ClusterConfig, Event, Informer, NotFound, ProviderError
 from kplane.provider.aio.cancellation import end_tasks
-from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS
 
-from .behind_gateway import external_config
+from .behind_gateway import external_config, secret
 from .lagging_gateway import LaggingGateway, lagging_gateway
 from .moving import Mover, moving_cluster
 
@@ -52,8 +57,8 @@ async def lagging(
         yield lagging
 
 
-async def _code(config: ClusterConfig) -> int | str:
-    async with Client(config, field_manager="kplane") as client:
+async def _code(config: ClusterConfig, *, timeout_seconds: float = 30.0) -> int | str:
+    async with Client(config, field_manager="kplane", timeout_seconds=timeout_seconds) as client:
         try:
             await client.list(NAMESPACES)
         except ApiError as error:
@@ -99,6 +104,38 @@ async def test_ready_control_plane_is_served_by_every_gateway(mover: Mover, lagg
     by_host = await external_config(client, f"{name}-always")
     assert by_host.tls_server_name == host
     assert await asyncio.gather(_code(lagging.config(by_host)), _code(by_host)) == [200, 200]
+
+
+async def test_lagging_gateway_holds_request_to_new_path(
+    mover: Mover, lagging: LaggingGateway, eventually: Callable[..., Any]
+) -> None:
+    """Another gateway serves the path already. The lagging gateway must not refuse it as unknown."""
+    # A read over a new connection takes twice this time.
+    lagging.lag_seconds = 2.0
+    client, name = mover.cluster.client, "initech"
+    await client.create(CONTROL_PLANES, {"metadata": {"name": name}, "spec": {"deletionPolicy": "Destroy"}})
+
+    async def is_served() -> bool:
+        try:
+            found = await client.get(SECRETS, gateway_secret_name(name), namespace=GATEWAY_NAMESPACE)
+        except NotFound:
+            return False
+        newest = await read_newest_progress(client, namespace=GATEWAY_NAMESPACE)
+        return newest.secrets >= int(found["metadata"]["resourceVersion"])
+
+    await eventually(is_served, timeout=60)
+    authorities = TenantAuthorities.from_secret(await secret(client, AUTHORITIES_SECRET, management_namespace(name)))
+    pair = issue_client(authorities.client, user="admin", groups=("system:masters",))
+    user = dataclasses.replace(
+        mover.config,
+        server=mover.config.server.replace(f"/{mover.name}/", f"/{name}/"),
+        token=None,
+        client_certificate=pair.certificate,
+        client_key=pair.key,
+    )
+    # The request also waits until the API server has started.
+    codes = (_code(config, timeout_seconds=120) for config in (lagging.config(user), user))
+    assert await asyncio.gather(*codes) == [200, 200]
 
 
 @dataclasses.dataclass

@@ -19,13 +19,14 @@ import pytest
 from kplane.api import SERVICE_ACCOUNT_ISSUER
 from kplane.gateway import issuers
 from kplane.gateway.authorizer import Authorizer
+from kplane.gateway.clients import Client
 from kplane.gateway.envoy.listener import AUTHORIZER_SECONDS
 from kplane.gateway.envoy.replies import DECLINED
 from kplane.gateway.errors import Declined
 from kplane.gateway.routes import Hold, Route, Upstream
-from kplane.gateway.tokens import BootstrapTokens, Issuer, ServiceAccounts, TokenTrust
+from kplane.gateway.tokens import BootstrapTokens, Issuer, ServiceAccounts, TokenTrust, read_token_keys
 from kplane.gateway.waker import PATIENCE_SECONDS, Waker
-from kplane.pki.primitives import create_authority, create_signing_key, issue_client
+from kplane.pki.primitives import create_authority, create_signing_key, issue_client, public_key
 from kplane.pki.signatures import sign_claims
 
 from .fleet import CLIENT_CA, TOKEN_KEY, route
@@ -81,6 +82,64 @@ async def test_authorizer_declines_unknown_path_while_routes_are_stale(ask: Any)
     assert "may not know this control plane yet" in text
     ask.authorizer.is_current = lambda: True
     assert (await ask(PATH, _certificate()))[0] == 401
+
+
+def _lagging(ask: Any, *changes: dict[str, Route | None], caught_up: bool = True) -> list[str]:
+    """Make the replica learn these changes only while requests wait. Returns the addresses of waiting requests."""
+    waited: list[str] = []
+
+    async def catch_up(client: Client) -> bool:
+        waited.append(client.address)
+        for change in changes:
+            ask.update(change)
+        return caught_up
+
+    ask.authorizer.catch_up = catch_up
+    return waited
+
+
+async def test_lagging_authorizer_serves_new_path_after_wait(ask: Any) -> None:
+    ask.serve(route("b"))
+    ask.waker.reach(["uid-a", "uid-b"])
+    waited = _lagging(ask, {"a": route("a")})
+    client = {"X-Forwarded-For": "192.0.2.7"}
+    code, headers, _ = await ask(PATH, _bearer() | client)
+    assert (code, headers["x-kplane-upstream"], waited) == (200, "uid-a", ["192.0.2.7"])
+    ask.update({"a": None})
+    assert (await ask(PATH, _certificate() | client))[0] == 200
+    # A path that the gateway serves, and a request without a credential, do not wait.
+    assert (await ask(PATH, _bearer()))[0] == 200
+    ask.update({"a": None})
+    for anonymous in ({}, {"Authorization": "Basic YWRtaW46YWRtaW4="}):
+        assert (await ask(PATH, anonymous))[0] == 401
+    assert len(waited) == 2
+
+
+async def test_lagging_authorizer_verifies_by_new_control_plane_of_name(ask: Any) -> None:
+    """A deleted control plane and its successor have other keys."""
+    other_key = create_signing_key()
+    former = _with_trust(route("a", key="uid-former", asleep=NOW), keys=read_token_keys(public_key(other_key)))
+    ask.serve(former)
+    ask.waker.reach(["uid-a"])
+    waited = _lagging(ask, {"a": route("a")})
+    assert (await ask(PATH, _bearer()))[1]["x-kplane-upstream"] == "uid-a"
+    # The wait takes the same time whether a path is known or not, so it reveals no names.
+    assert (await ask(PATH, _certificate() | {"Authorization": "Basic YWRtaW46YWRtaW4="}))[0] == 401
+    ask.serve(route("a", asleep=NOW))
+    _lagging(ask)
+    assert (await ask(PATH, _bearer(key=other_key)))[0] == 401
+    assert len(waited) == 1
+    assert ask.woken == []
+
+
+async def test_authorizer_declines_unknown_path_when_it_stays_behind(ask: Any) -> None:
+    ask.serve(route("b", asleep=NOW))
+    waited = _lagging(ask, caught_up=False)
+    code, headers, text = await ask(PATH, _bearer())
+    assert (code, headers["Retry-After"]) == (DECLINED, "1")
+    assert "may not know this control plane yet" in text
+    assert (await ask(PATH.replace("/a/", "/b/"), _bearer(key=create_signing_key())))[0] == 401
+    assert len(waited) == 2
 
 
 async def test_authorizer_returns_user_groups_and_upstream_in_headers(ask: Any) -> None:

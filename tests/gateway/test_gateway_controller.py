@@ -194,3 +194,23 @@ async def test_controller_counts_changed_address_after_envoy_confirms(
     assert await controller._pass()
     assert controller.served == (3, 3)
     assert seen[-1] == (3, 3)
+
+
+async def test_controller_has_progress_after_watch_and_authorizer_reach_it(
+    controller: Controller, table: Table, plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    updates: list[str] = []
+    monkeypatch.setattr(plane, "update", updates.extend)
+    versions = {"_control_planes": 5, "_secrets": 5}
+    for name, version in versions.items():
+        monkeypatch.setattr(controller, name, SimpleNamespace(version=version))
+    assert not controller.has(Progress(6, 5))
+    assert not controller.has(Progress(5, 6))
+    assert updates == []
+    # No object has this version: a list or a bookmark names it.
+    assert controller.has(Progress(5, 5))
+    assert updates == ["old"]
+    # After a restore of the management cluster, its versions begin again below.
+    table.change(9)
+    assert controller.has(Progress(5, 5))
+    assert controller.has(Progress(9, 9))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +13,7 @@ from typing import Any, cast
 from kplane.api.names import IN_FLIGHT_ANNOTATION, SERVED_ANNOTATION
 from kplane.gateway.control_planes import Progress
 from kplane.gateway.data_plane import DataPlane
-from kplane.gateway.presence import Presence, replica_of
+from kplane.gateway.presence import Presence, read_newest_progress, replica_of
 from kplane.provider import Client
 from kplane.provider.aio.cancellation import end_tasks
 
@@ -30,12 +31,13 @@ class Leases:
 
     def __init__(self) -> None:
         self.written: list[dict[str, str]] = []
+        self.items: list[dict[str, Any]] = []
 
     async def apply(self, _: Any, lease: dict[str, Any], *, force: bool) -> None:
         self.written.append(lease["metadata"]["annotations"])
 
     async def list(self, *_: Any, **__: Any) -> Any:
-        return SimpleNamespace(items=[])
+        return SimpleNamespace(items=self.items)
 
 
 class Plane:
@@ -90,3 +92,26 @@ async def test_presence_annotates_changes_in_flight_until_they_end(eventually: C
         await eventually(lambda: IN_FLIGHT_ANNOTATION not in leases.written[-1])
     finally:
         await end_tasks([task])
+
+
+async def test_newest_progress_is_that_of_live_replicas() -> None:
+    leases = Leases()
+    now = datetime.now(UTC)
+
+    def lease(served: str | None, *, age: float) -> dict[str, Any]:
+        annotations = {} if served is None else {SERVED_ANNOTATION: served}
+        spec = {"renewTime": (now - timedelta(seconds=age)).isoformat()}
+        return {"metadata": {"annotations": annotations}, "spec": spec}
+
+    listed = [
+        lease('{"controlplanes": "7", "secrets": "3"}', age=1),
+        lease('{"controlplanes": "5", "secrets": "4"}', age=14),
+        lease(None, age=1),
+        lease("damaged", age=1),
+        lease('{"controlplanes": "99", "secrets": "99"}', age=16),
+        {"metadata": {}},
+    ]
+    leases.items = listed
+    assert await read_newest_progress(cast("Client", leases), namespace="kplane-gateway") == (7, 4)
+    leases.items = []
+    assert await read_newest_progress(cast("Client", leases), namespace="kplane-gateway") == (0, 0)

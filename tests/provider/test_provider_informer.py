@@ -458,6 +458,19 @@ async def test_refresh_waits_for_server_that_is_away(play, eventually):
     assert script.asked == ["stream"] * 4
 
 
+async def test_version_follows_lists_events_and_bookmarks(play, eventually):
+    gates = [asyncio.Event() for _ in range(2)]
+    rest = [gates[0].wait, event("MODIFIED", item("a", 7)), gates[1].wait, end(9), "stall"]
+    async with play(streams=[[event("ADDED", item("a", 1)) + end(5), *rest]]) as (informer, _script):
+        assert informer.version == 0
+        await informer.wait_synced()
+        await eventually(lambda: informer.version, lambda version: version == 5)
+        gates[0].set()
+        await eventually(lambda: informer.version, lambda version: version == 7)
+        gates[1].set()
+        await eventually(lambda: informer.version, lambda version: version == 9)
+
+
 async def test_down_seconds_grow_until_watch_is_open_again(play, eventually):
     stream = [event("ADDED", item("a", 1)) + end(), "reset"]
     gate = asyncio.Event()

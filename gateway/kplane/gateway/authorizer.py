@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -71,7 +71,12 @@ class Authorizer:
         self._verifier = Verifier()
         self._issuers = IssuerKeys()
         self.is_current: Callable[[], bool] = lambda: True
-        """Callback that returns whether the routes include all control planes. If not, an unknown path may be new."""
+        """Callback that returns whether this replica follows the management cluster. If not, an unknown path may be
+        new.
+        """
+        self.catch_up: Callable[[Client], Awaitable[bool]] = _caught_up
+        """Callback that waits until the routes are as new as those of other replicas. Returns False if they may not be.
+        """
 
     def serve(self, routes: Iterable[Route]) -> None:
         """Replace all routes."""
@@ -128,9 +133,8 @@ class Authorizer:
         if VERIFY_HEADER in request.headers:
             return web.Response(status=_VERIFIED if await self._is_verified(request) else _NOT_VERIFIED)
         try:
-            route = self._route_of(request)
             change = changes(request.method, request.raw_path)
-            headers = await self._identified(request, route=route, change=change)
+            route, headers = await self._admitted(request, change=change)
             verified = UNKNOWN_HEADER not in headers
             await self._waker.passage(route.key, change=change, client=_client_of(request), verified=verified)
         except Declined as declined:
@@ -141,8 +145,7 @@ class Authorizer:
         """Return whether the gateway verifies the token of a request, as an answer to the filter of
         `credentials.py`.
         """
-        path, token = tenant_of(request.raw_path), _token_of(request)
-        route = (self._routes or {}).get(path) if path is not None else None
+        route, token = self._known(request), _token_of(request)
         if route is None or route.upstream is None or route.host or token is None:
             return False
         try:
@@ -151,15 +154,39 @@ class Authorizer:
             # Only the API server can verify this token.
             return False
 
-    def _route_of(self, request: web.BaseRequest) -> Route:
+    async def _admitted(self, request: web.BaseRequest, *, change: bool) -> tuple[Route, dict[str, str]]:
+        """Return the route of a request, and the headers of `_identified`.
+
+        Before a refusal with 401, the request waits until the routes are as new as those of other replicas. So a client
+        may use an address as soon as it is published. Refusals for known and for unknown paths take the same time: a
+        client without a valid credential must not learn which names exist. Raises Declined.
+        """
+        former = self._known(request)
+        try:
+            route = self._route_of(request)
+            return route, await self._identified(request, route=route, change=change)
+        except Declined as declined:
+            if declined.code != _NOT_VERIFIED or not _has_credential(request):
+                raise
+            is_current = await self.catch_up(_client_of(request))
+            if former is not None and self._known(request) == former:
+                raise
+        route = self._route_of(request, is_current=is_current)
+        return route, await self._identified(request, route=route, change=change)
+
+    def _known(self, request: web.BaseRequest) -> Route | None:
+        path = tenant_of(request.raw_path)
+        return (self._routes or {}).get(path) if path is not None else None
+
+    def _route_of(self, request: web.BaseRequest, *, is_current: bool = True) -> Route:
+        """Return the route of a request. `is_current` is False if the routes may lack new control planes."""
         if self._routes is None:
             # Not 404: clients such as controllers would take the objects of the control plane for deleted.
             raise Declined(UNAVAILABLE, "the gateway does not know its control planes yet")
-        path = tenant_of(request.raw_path)
-        route = self._routes.get(path) if path is not None else None
-        if route is None and not self.is_current():
-            # Not 404 either: the control plane may be new. The client retries, since a wait here would give memory to
-            # clients without a verified credential.
+        route = self._known(request)
+        if route is None and not (is_current and self.is_current()):
+            # Not 404 either: the control plane may be new. The client retries, since a long wait here would give memory
+            # to clients without a verified credential.
             raise Declined(UNAVAILABLE, "the gateway may not know this control plane yet; retry")
         if route is None or route.host:
             # Not 404: a client without a valid credential must not learn which names exist.
@@ -260,10 +287,21 @@ def _trust_of(route: Route, upstream: Upstream) -> TokenTrust:
     return trust
 
 
+async def _caught_up(_: Client) -> bool:
+    return True
+
+
 def _client_of(request: web.BaseRequest) -> Client:
     """Return the client of a request."""
     # Envoy appends its own address to the address of the client.
     return Client.at(request.headers.get(CLIENT_HEADER, "").partition(",")[0].strip())
+
+
+def _has_credential(request: web.BaseRequest) -> bool:
+    """Return whether a request has a token or a certificate, whoever issued it."""
+    if _token_of(request) is not None:
+        return True
+    return CERTIFICATE_HEADER in request.headers and _AUTHORIZATION not in request.headers
 
 
 def _token_of(request: web.BaseRequest) -> str | None:

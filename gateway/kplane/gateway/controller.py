@@ -112,6 +112,17 @@ class Controller:
         """
         return all(informer.state == "ready" for informer in (self._control_planes, self._secrets))
 
+    def has(self, progress: Progress) -> bool:
+        """Return whether the authorizer has the routes up to this progress."""
+        versions = self._control_planes.version, self._secrets.version
+        # After a restore of the management cluster, versions are lower than the progress of before.
+        reached = map(max, versions, self._table.progress)
+        if any(version < wanted for version, wanted in zip(reached, progress, strict=True)):
+            return False
+        # The last changes may not have reached the authorizer yet.
+        self._renew()
+        return True
+
     def _renew(self) -> None:
         secrets, changed = self._table.progress.secrets, self._table.renew()
         self._plane.update(changed)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +15,7 @@ import aiohttp
 
 from kplane.gateway.administration import Administration
 from kplane.gateway.authorizer import Authorizer
+from kplane.gateway.clients import Client
 from kplane.gateway.envoy.bodies import limits_of_bodies
 from kplane.gateway.envoy.bootstrap import MEMORY_BYTES
 from kplane.gateway.envoy.clusters import changes_in_flight
@@ -121,12 +122,14 @@ class DataPlane:
         """Set the callback after a change of `quiet`."""
         self._told = changed
 
-    def on_unknown(self, is_current: Callable[[], bool]) -> None:
-        """Set the callback for requests to unknown paths.
+    def on_refusal(self, is_current: Callable[[], bool], catch_up: Callable[[Client], Awaitable[bool]]) -> None:
+        """Set the callbacks before a refusal of a credential, and for requests to unknown paths.
 
-        `is_current` returns whether the routes include all control planes of the management cluster.
+        `is_current` returns whether this replica follows the management cluster. `catch_up` waits until the routes
+        include all control planes that a client can know, and returns False if it cannot tell.
         """
         self._authorizer.is_current = is_current
+        self._authorizer.catch_up = catch_up
 
     def know(self, routes: Iterable[Route]) -> None:
         """Replace all routes in the authorizer and the waker.

@@ -13,7 +13,8 @@ from kplane.gateway.control_planes import request_wake
 from kplane.gateway.controller import Controller
 from kplane.gateway.data_plane import DataPlane
 from kplane.gateway.errors import GatewayError
-from kplane.gateway.presence import Presence, replica_of
+from kplane.gateway.freshness import Freshness
+from kplane.gateway.presence import Presence, read_newest_progress, replica_of
 from kplane.gateway.program import EnvoyValidator
 from kplane.gateway.settings import Settings
 from kplane.gateway.status import serve_status
@@ -93,10 +94,17 @@ async def run(settings: Settings, *, until: asyncio.Event, usage_seconds: float 
         )
         plane.on_hold(presence.look)
         controller.on_served = presence.look
-        # A replica that is cut off from the management cluster may have missed new control planes. So it must not
-        # refuse their paths as unknown.
-        plane.on_unknown(lambda: controller.is_current and presence.is_current)
-        async with plane.running(), serve_status(settings.listen, controller=controller, plane=plane):
+        freshness = Freshness(
+            functools.partial(read_newest_progress, client, namespace=settings.namespace), controller.has
+        )
+        # A replica that is cut off from the management cluster, or behind other replicas, may have missed new control
+        # planes. So it must not refuse their paths as unknown.
+        plane.on_refusal(lambda: controller.is_current and presence.is_current, freshness.wait)
+        async with (
+            plane.running(),
+            serve_status(settings.listen, controller=controller, plane=plane),
+            contextlib.aclosing(freshness),
+        ):
             logger.info("serves control planes of %s at %s", config.server, settings.serve)
             controller_task = asyncio.create_task(controller.run(), name="controller")
             presence_task = asyncio.create_task(presence.run(), name="presence")

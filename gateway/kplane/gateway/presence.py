@@ -17,13 +17,14 @@ from typing import Any, Final, NoReturn
 import aiohttp
 import orjson
 
+from kplane.api.clocks import read_time
 from kplane.api.names import GATEWAY_LEASE_LABEL, HOLDS_ANNOTATION, IN_FLIGHT_ANNOTATION, SERVED_ANNOTATION
 from kplane.gateway.control_planes import Progress
 from kplane.gateway.data_plane import DataPlane
 from kplane.provider import Client, NotFound, ProviderError
 from kplane.provider.client.resources import LEASES
 
-__all__ = ["Presence", "replica_of"]
+__all__ = ["Presence", "read_newest_progress", "replica_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,35 @@ def replica_of(state_dir: Path) -> str:
         new.write_text(uuid.uuid4().hex[:12])
         new.replace(file)
     return f"{socket.gethostname()}-{file.read_text()}"
+
+
+async def read_newest_progress(client: Client, *, namespace: str) -> Progress:
+    """Read the newest progress of all live replicas from their Leases. Raises ProviderError.
+
+    The read is consistent: it includes each Lease that was written before.
+    """
+    leases = await client.list(LEASES, namespace=namespace, label_selector=GATEWAY_LEASE_LABEL)
+    reports = [_reported(lease) for lease in leases.items if not _is_expired(lease)]
+    return Progress(
+        max((progress.control_planes for progress in reports), default=0),
+        max((progress.secrets for progress in reports), default=0),
+    )
+
+
+def _reported(lease: Mapping[str, Any]) -> Progress:
+    """Return the progress that a replica reports; the least progress without a valid report."""
+    annotations = lease["metadata"].get("annotations") or {}
+    try:
+        numbers = orjson.loads(annotations.get(SERVED_ANNOTATION, "{}"))
+        return Progress(int(numbers.get("controlplanes", 0)), int(numbers.get("secrets", 0)))
+    except (AttributeError, TypeError, ValueError):
+        return Progress()
+
+
+def _is_expired(lease: Mapping[str, Any]) -> bool:
+    """Return whether a replica has stopped. After a restore of the management cluster, its progress may be too high."""
+    renewed = read_time((lease.get("spec") or {}).get("renewTime"))
+    return renewed is None or renewed + timedelta(seconds=_DURATION_SECONDS) < datetime.now(UTC)
 
 
 class Presence:

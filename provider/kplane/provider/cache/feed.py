@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple, NoReturn, Protocol
 from typing_extensions import override
 
 from kplane.provider.aio.backoff import Backoff
-from kplane.provider.cache.entry import Change, Entry, EntryReader, Key
+from kplane.provider.cache.entry import Change, Entry, EntryReader, Key, version_of
 from kplane.provider.cache.scope import CacheScope
 from kplane.provider.cache.selectors import parse_label_selector
 from kplane.provider.cache.server_state import ServerState
@@ -184,6 +184,11 @@ class Feed:
     def down_seconds(self) -> float:
         """Seconds since the watch failed and was not open again; 0 while it is open, and before the first attempt."""
         return 0.0 if self._down_since is None else asyncio.get_running_loop().time() - self._down_since
+
+    @property
+    def version(self) -> int:
+        """resourceVersion up to which the sink has every change; 0 before a list, and if the version is unknown."""
+        return version_of(self._resource_version or "")
 
     @property
     def _needs_relist(self) -> bool:

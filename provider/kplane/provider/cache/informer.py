@@ -169,6 +169,14 @@ class Informer:
         return self._parts.feeds
 
     @property
+    def version(self) -> int:
+        """resourceVersion up to which the cache has every change, and handlers know of it.
+
+        Lists and bookmarks count as well as objects. The value is 0 before the first list, and while it is unknown.
+        """
+        return min((feed.version for feed in self.feeds), default=0)
+
+    @property
     def has_handlers(self) -> bool:
         """Whether the informer has a handler."""
         return bool(self._handlers)
