@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kplane.gateway import holder
 from kplane.gateway.holder import Holder
 from kplane.gateway.routes import Route, Sleep, Upstream
 from kplane.gateway.waker import Waker
@@ -40,10 +41,18 @@ class Service:
         self.wakes: list[str] = []
         self.clients: list[asyncio.StreamWriter] = []
         self.waker = Waker(self._wake, **limits)
-        self.holder = Holder(self.waker)
+        self.ready = asyncio.Event()
+        self.ready.set()
+        self.holder = Holder(self.waker, is_ready=self._is_ready)
 
     async def _wake(self, route: Route, at: datetime) -> None:
         self.wakes.append(route.key)
+
+    async def _is_ready(self, upstream: Upstream) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await self.ready.wait()
+        return self.ready.is_set()
 
     async def echo(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
@@ -98,6 +107,42 @@ async def test_holder_forwards_data_when_control_plane_is_awake(
     writer.write_eof()
     assert await reader.read() == b""
     assert service.waker.waiting == 0
+
+
+async def test_holder_forwards_data_when_api_server_is_ready(service: Service, eventually: Callable[..., Any]) -> None:
+    service.tell(asleep=False)
+    service.ready.clear()
+    reader, writer = await service.connect(header(KEY) + b"hello")
+    await eventually(lambda: service.holder.unready, lambda count: count == 1)
+    # It falls asleep meanwhile.
+    service.tell(asleep=True)
+    await eventually(lambda: service.wakes, lambda wakes: wakes == [KEY])
+    service.tell(asleep=False)
+    service.ready.set()
+    assert await reader.readexactly(5) == b"hello"
+    writer.write(b"again")
+    assert await reader.readexactly(5) == b"again"
+    assert service.holder.unready == 0
+
+
+async def test_holder_closes_connection_when_api_server_stays_unready(
+    service: Service, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(holder, "_EACH_UNREADY", 1)
+    service.tell(asleep=False)
+    service.ready.clear()
+    first_reader, first_writer = await service.connect(header(KEY))
+    await eventually(lambda: service.holder.unready, lambda count: count == 1)
+    reader, _ = await service.connect(header(KEY))
+    assert await reader.read() == b""
+    # A client that disconnects leaves its place.
+    first_writer.close()
+    await eventually(lambda: service.holder.unready, lambda count: count == 0)
+    assert await first_reader.read() == b""
+    monkeypatch.setattr(holder, "_READY_SECONDS", 0.05)
+    reader, _ = await service.connect(header(KEY))
+    assert await reader.read() == b""
+    assert service.holder.unready == 0
 
 
 @pytest.mark.parametrize("ipv6", [False, True])

@@ -33,7 +33,10 @@ _AUTHORITY = create_authority("control planes")
 
 @dataclass
 class Backend:
-    """TLS server in place of an API server. Sends its name to each client, and echoes the lines that it gets."""
+    """TLS server in place of an API server. Sends its name to each client, and echoes the lines that it gets.
+
+    Only checks of readiness ask for HTTP in TLS. They get 200.
+    """
 
     name: str
     port: int = 0
@@ -49,6 +52,13 @@ class Backend:
         return Route(key=f"uid-{self.name}", cluster_path=self.name, upstream=upstream, host=self.host)
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if writer.get_extra_info("ssl_object").selected_alpn_protocol() is not None:
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+                await writer.drain()
+            writer.close()
+            return
         self.connections += 1
         writer.write(f"{self.name}\n".encode())
         with contextlib.suppress(ConnectionError):
@@ -69,6 +79,7 @@ async def _backends(directory: Path, *names: str) -> AsyncIterator[list[Backend]
             file.write_bytes(pair.certificate + pair.key)
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             context.load_cert_chain(file)
+            context.set_alpn_protocols(["http/1.1"])
             server = await asyncio.start_server(backend.answer, "127.0.0.1", 0, ssl=context)
             stack.callback(server.close)
             backend.port = server.sockets[0].getsockname()[1]

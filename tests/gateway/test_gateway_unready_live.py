@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import os
 import signal
+import ssl
 import time
 import uuid
 from collections.abc import Callable
@@ -15,10 +16,12 @@ from typing import Any, NamedTuple
 import aiohttp
 import pytest
 
+from kplane.gateway import holder, probes
 from kplane.gateway.envoy import readiness
 from kplane.gateway.routes import KeyPair
 from kplane.pki.primitives import create_authority, issue_client
 from kplane.provider import Client
+from kplane.provider.aio.cancellation import end_tasks
 from kplane.workloads import find_processes
 from tests.mcm.control_planes import controllers_token
 
@@ -102,6 +105,46 @@ async def test_refused_front_proxy_certificate_delays_no_request_with_token(
 async def _administrators_token(gateway: Gateway) -> str:
     async with Client(gateway.tenants["one"].config) as direct:
         return await controllers_token(direct, account=f"admin-{uuid.uuid4().hex[:8]}")
+
+
+async def test_connections_to_host_name_wait_while_api_server_restarts(
+    gateway: Gateway, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A busy machine takes longer to start an API server than clients wait.
+    monkeypatch.setattr(holder, "_READY_SECONDS", 75.0)
+    monkeypatch.setattr(probes, "_DENIED_SECONDS", 75.0)
+    monkeypatch.setattr(readiness, "_UNUSED_INTERVAL", readiness._INTERVAL)
+    tenant = gateway.tenants["one"]
+    assert await gateway.serve(gateway.host_route("one")) == {}
+    tls = ssl.create_default_context(cadata=tenant.authorities.serving.certificate.decode())
+    headers = {"Authorization": f"Bearer {await _administrators_token(gateway)}", "Host": "one.example.org"}
+    codes: list[int | str] = []
+
+    async def ask() -> int | str:
+        """Ask over a new connection. Returns the code, or the error of a lost connection."""
+        options: Any = {"ssl": tls, "server_hostname": "one.example.org"}
+        async with aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=120)) as session:
+            try:
+                async with session.get(f"https://{gateway.host}/api/v1/namespaces", **options) as answer:
+                    return answer.status
+            except aiohttp.ClientError as error:
+                return str(error)
+
+    async def keep_asking() -> None:
+        while True:
+            codes.append(await ask())
+
+    assert await ask() == 200
+    (api_server,) = find_processes(tenant.directory)
+    os.kill(api_server, signal.SIGKILL)
+    # Connections of this moment may reach the API server before it ends.
+    await eventually(lambda: api_server in find_processes(tenant.directory), lambda alive: not alive)
+    tasks = [asyncio.create_task(keep_asking()) for _ in range(_ADMINISTRATORS)]
+    try:
+        await eventually(lambda: len(codes), lambda count: count >= _ADMINISTRATORS * _ANSWERS, timeout=120.0)
+    finally:
+        await end_tasks(tasks)
+    assert set(codes) == {200}
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "ended"])

@@ -23,6 +23,7 @@ from kplane.gateway.envoy.listener import Serving
 from kplane.gateway.files import Publisher, Validator, Versions
 from kplane.gateway.holder import Holder
 from kplane.gateway.in_flight import ChangesInFlight
+from kplane.gateway.probes import Probes
 from kplane.gateway.program import ENVOY, INOTIFY_INSTANCES, envoy_component
 from kplane.gateway.routes import Hold, Route
 from kplane.gateway.waiting_room import waiting_room
@@ -63,7 +64,8 @@ class DataPlane:
         """
         self._publisher = Publisher(directory, validate=validate, memory_bytes=memory_bytes)
         self._authorizer = Authorizer(waker)
-        self._holder = Holder(waker)
+        self._probes = Probes()
+        self._holder = Holder(waker, is_ready=self._probes.is_ready)
         self._waker = waker
         self._administration: Administration | None = None
         self._program = program
@@ -102,6 +104,7 @@ class DataPlane:
         async with (
             Administration(layout.administration) as self._administration,
             self._authorizer.listening(Path(layout.authorizer)),
+            contextlib.aclosing(self._probes),
             self._holder.listening(Path(layout.holder)),
             waiting_room(Path(layout.waiting_room)),
         ):

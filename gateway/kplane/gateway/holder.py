@@ -1,4 +1,4 @@
-"""Holder: holds connections to sleeping control planes, and forwards them once the control planes are awake."""
+"""Holder: holds connections to control planes that sleep or are not ready, and forwards them afterwards."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import contextlib
 import ipaddress
 import logging
 import socket
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from kplane.gateway.clients import Client
 from kplane.gateway.envoy.names import BACKLOG, KEY_TYPE
 from kplane.gateway.errors import Declined
-from kplane.gateway.routes import Upstream
+from kplane.gateway.routes import Route, Upstream
 from kplane.gateway.waker import Waker
 from kplane.provider.aio.cancellation import end_tasks
 
@@ -36,6 +37,11 @@ _WAKES: Final = 10
 """Maximum number of control planes that a client address may wake in a minute by host name, without a visible
 credential.
 """
+_READY_SECONDS: Final = 25.0
+"""Maximum seconds that a connection waits for an API server that is not ready. Many clients give up after 30 s."""
+_EACH_UNREADY: Final = 500
+_ALL_UNREADY: Final = 1000
+"""Maximum numbers of connections that wait for readiness: of a control plane, and of all control planes together."""
 _KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}
 
 
@@ -44,16 +50,28 @@ class _Unreadable(Exception):
 
 
 class Holder:
-    """Accepts Envoy's connections to host names of sleeping control planes.
+    """Accepts Envoy's connections to host names of control planes that sleep, or whose API server is not ready.
 
-    Each connection waits until the control plane is awake, and is then forwarded to the API server. Client and API
+    Each connection waits until the API server is ready, and is then forwarded to it. Client and API
     server speak TLS end to end. Envoy connects later connections to the API server directly.
     """
 
-    def __init__(self, waker: Waker) -> None:
-        """`waker` holds connections in the same way as requests, and limits their number."""
+    def __init__(self, waker: Waker, *, is_ready: Callable[[Upstream], Awaitable[bool]]) -> None:
+        """Create a holder without connections.
+
+        `waker` holds connections in the same way as requests, and limits their number. `is_ready` returns whether an
+        API server is ready. If it is not, the answer takes a moment, since the holder asks again at once.
+        """
         self._waker = waker
+        self._is_ready = is_ready
+        self._unready: Counter[str] = Counter()
+        """Number of connections that wait for readiness, by key of the control plane."""
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def unready(self) -> int:
+        """Number of connections that wait until an API server is ready."""
+        return self._unready.total()
 
     @contextlib.asynccontextmanager
     async def listening(self, path: Path) -> AsyncIterator[None]:
@@ -86,13 +104,13 @@ class Holder:
             writer.close()
 
     async def _hold(self, key: str, reader: asyncio.StreamReader, *, client: Client) -> tuple[Upstream, bytes] | None:
-        """Wait until the control plane is awake. Returns its API server, and the bytes that the client has sent.
+        """Wait until the API server is ready. Returns its API server, and the bytes that the client has sent.
 
         Returns None if the client disconnects or sends too much, or if the control plane has no host name. Raises
         Declined if too many connections wait, or if the wait takes too long.
         """
         greeting = bytearray()
-        passage = asyncio.create_task(self._waker.passage(key, client=client), name=f"wait for {key}")
+        passage = asyncio.create_task(self._passage(key, client=client), name=f"wait for {key}")
         reading = asyncio.create_task(_read(reader, into=greeting), name="see whether the client is there")
         try:
             await asyncio.wait((passage, reading), return_when=asyncio.FIRST_COMPLETED)
@@ -102,6 +120,31 @@ class Holder:
         finally:
             await end_tasks((passage, reading))
         return (route.upstream, bytes(greeting)) if route.host and route.upstream is not None else None
+
+    async def _passage(self, key: str, *, client: Client) -> Route:
+        """Wait until the control plane is awake, and its API server ready. Returns the route.
+
+        Raises Declined if too many connections wait, and Declined or TimeoutError if the wait takes too long.
+        """
+        route = await self._waker.passage(key, client=client)
+        with self._place(key):
+            async with asyncio.timeout(_READY_SECONDS):
+                while route.host and route.upstream is not None and not await self._is_ready(route.upstream):
+                    # The control plane may have moved or fallen asleep meanwhile.
+                    route = await self._waker.passage(key, client=client)
+        return route
+
+    @contextlib.contextmanager
+    def _place(self, key: str) -> Iterator[None]:
+        if self._unready[key] >= _EACH_UNREADY or self.unready >= _ALL_UNREADY:
+            raise Declined(429, "too many connections wait for this control plane")
+        self._unready[key] += 1
+        try:
+            yield
+        finally:
+            self._unready[key] -= 1
+            if not self._unready[key]:
+                del self._unready[key]
 
 
 async def _read(reader: asyncio.StreamReader, *, into: bytearray) -> None:

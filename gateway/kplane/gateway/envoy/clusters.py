@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Final
 
-from kplane.gateway.envoy.host_names import host_cluster
-from kplane.gateway.envoy.messages import HTTP_OPTIONS, TLS, Message, certificate, typed
+from kplane.gateway.envoy.host_names import host_cluster, proxy_header
+from kplane.gateway.envoy.messages import HTTP_OPTIONS, TLS, Message, certificate, typed, unix_socket
 from kplane.gateway.envoy.names import UNKNOWN_PRIORITY, by_certificate, by_nobody, by_token
-from kplane.gateway.envoy.readiness import with_readiness
+from kplane.gateway.envoy.readiness import with_host_readiness, with_readiness
 from kplane.gateway.routes import Route, Upstream
 
 __all__ = ["changes_in_flight", "clusters"]
@@ -44,8 +44,8 @@ _CONNECTION_WINDOW: Final = 4 << 20
 def clusters(routes: Iterable[Route], *, holder: PurePosixPath, waiting_room: PurePosixPath) -> list[Message]:
     """Return the clusters of all routes.
 
-    `holder` is the socket for connections to sleeping control planes. `waiting_room` is the socket for requests to API
-    servers that are not ready.
+    `holder` is the socket for connections to control planes that sleep, and for connections to API servers that are not
+    ready. `waiting_room` is the socket for requests to API servers that are not ready.
 
     Each cluster contains address, CA and certificate. With separate files, Envoy would need an inotify instance for
     each file, and would abort without them: a user has 128 by default. Envoy replaces a cluster that changes, and open
@@ -56,10 +56,17 @@ def clusters(routes: Iterable[Route], *, holder: PurePosixPath, waiting_room: Pu
         if route.upstream is None:
             continue
         if route.host:
-            messages.append(host_cluster(route, route.upstream, holder=holder))
+            messages.append(_by_host(route, route.upstream, holder=holder))
             continue
         messages.extend(_by_path(route, route.upstream, waiting_room=waiting_room))
     return messages
+
+
+def _by_host(route: Route, upstream: Upstream, *, holder: PurePosixPath) -> Message:
+    cluster = host_cluster(route, upstream, holder=holder)
+    if route.asleep is not None or not upstream.is_address:
+        return cluster
+    return with_host_readiness(cluster, held=unix_socket(str(holder)), held_by=proxy_header(route.key))
 
 
 def _by_path(route: Route, upstream: Upstream, *, waiting_room: PurePosixPath) -> Iterator[Message]:

@@ -11,7 +11,7 @@ from kplane.gateway.envoy.messages import FILTERS, Message, typed
 from kplane.gateway.envoy.names import KEY_TYPE, by_host, connections_of
 from kplane.gateway.routes import Route, Upstream
 
-__all__ = ["domains_of", "host_cluster", "host_filter_chains", "reading_host_names"]
+__all__ = ["domains_of", "host_cluster", "host_filter_chains", "proxy_header", "reading_host_names"]
 
 _INSPECTOR: Final = f"{FILTERS}.listener.tls_inspector.v3"
 _STATE: Final = f"{FILTERS}.network.set_filter_state.v3"
@@ -22,7 +22,13 @@ _STDOUT: Final = "envoy.extensions.access_loggers.stream.v3.StdoutAccessLog"
 _NAME: Final = "%REQUESTED_SERVER_NAME%"
 _NONE: Final = "none"
 
-_CONNECT_TIMEOUT: Final = "10s"
+_CONNECT_TIMEOUT: Final = "3s"
+_ATTEMPTS: Final = 150
+"""Maximum number of attempts to connect. Envoy checks an unused cluster every ten seconds (`readiness.py`), and then
+connects to the holder. All attempts together take 15 s on average.
+"""
+_BACKOFF: Final = {"base_interval": "0.2s", "max_interval": "0.2s"}
+"""Maximum time between two attempts. Envoy takes a random part of it."""
 _MOST_CONNECTIONS: Final = 4096
 """Maximum number of connections of a control plane. Envoy's default is 1,024, and a client of client-go has
 up to two.
@@ -75,6 +81,8 @@ def host_filter_chains(domains: Iterable[str]) -> list[Message]:
         cluster=_NONE,
         # No timeout, since a watch lasts for hours. Client and server end the connection.
         idle_timeout="0s",
+        max_connect_attempts=_ATTEMPTS,
+        backoff_options=_BACKOFF,
         access_log=[{"name": "stdout", "typed_config": typed(_STDOUT, log_format={"json_format": _LOG})}],
     )
     return [
@@ -102,7 +110,7 @@ def host_cluster(route: Route, upstream: Upstream, *, holder: PurePosixPath) -> 
         }
     else:
         address = {"pipe": {"path": str(holder)}}
-        leading = {"type": "STATIC", "transport_socket": {"name": "held", "typed_config": _proxy_header(route.key)}}
+        leading = {"type": "STATIC", "transport_socket": proxy_header(route.key)}
     name = by_host(route.host)
     return {
         "name": name,
@@ -120,10 +128,12 @@ def host_cluster(route: Route, upstream: Upstream, *, holder: PurePosixPath) -> 
     }
 
 
-def _proxy_header(key: str) -> Message:
+def proxy_header(key: str) -> Message:
+    """Return the transport socket that names a control plane to the holder in a PROXY protocol header."""
     field = {"type": KEY_TYPE, "value": base64.b64encode(key.encode()).decode()}
-    return typed(
+    transport = typed(
         f"{_PROXY_HEADER}.ProxyProtocolUpstreamTransport",
         config={"version": "V2", "added_tlvs": [field]},
         transport_socket={"name": "plain", "typed_config": typed(f"{_PLAIN}.RawBuffer")},
     )
+    return {"name": "held", "typed_config": transport}

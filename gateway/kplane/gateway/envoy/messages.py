@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Final
 
 import orjson
@@ -64,6 +64,6 @@ def certificate(pair: KeyPair) -> Message:
     }
 
 
-def unix_socket(path: str) -> Mapping[str, Any]:
+def unix_socket(path: str) -> Message:
     """Return the address of a Unix socket."""
     return {"pipe": {"path": path, "mode": 0o600}}

@@ -8,16 +8,21 @@ request, since it has not sent any part of it.
 An API server that stops refuses requests before the next check. It has not executed them, and asks for a retry
 (`waitGroupWriteRetryAfterToResponse` of k8s.io/apiserver/pkg/server/filters/waitgroup.go). So Envoy retries these
 requests too.
+
+Connections to host names go to the holder (`holder.py`) while an API server is not ready. Envoy closes a client's
+connection with that of the server, so the holder waits with the client.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import Final
 
-from kplane.gateway.envoy.messages import FILTERS, HTTP_OPTIONS, Message, typed, unix_socket
+from kplane.gateway.envoy.messages import FILTERS, HTTP_OPTIONS, TLS, Message, typed, unix_socket
 
-__all__ = ["ANSWER_HEADER", "RETRIED", "with_readiness"]
+__all__ = ["ANSWER_HEADER", "READY_PATH", "READY_STATUSES", "RETRIED", "with_host_readiness", "with_readiness"]
 
 RETRIED: Final = "connect-failure,refused-stream,reset-before-request"
 """Conditions under which Envoy retries a request. No API server has received the request in any of them."""
@@ -32,10 +37,11 @@ _EXCLUDED: Final = (
     "poststarthook/start-service-ip-repair-controllers",
 )
 """Checks of `/readyz` without relation to roles. `informer-sync` is related to roles, and stays among the checks."""
-_PATH: Final = f"/readyz?{'&'.join(f'exclude={check}' for check in _EXCLUDED)}"
+READY_PATH: Final = f"/readyz?{'&'.join(f'exclude={check}' for check in _EXCLUDED)}"
 _USER: Final = "kplane-gateway"
 _GROUP: Final = "system:masters"
 """Group that needs no role. So the response does not depend on the roles that a tenant leaves to anonymous users."""
+_IDENTITY: Final = MappingProxyType({"x-remote-user": _USER, "x-remote-group": _GROUP})
 _INTERVAL: Final = "0.5s"
 """Interval of checks. Two intervals are shorter than the time in which a killed API server listens again."""
 _UNUSED_INTERVAL: Final = "10s"
@@ -49,11 +55,16 @@ _TIMEOUT: Final = "1s"
 _READY: Final = 200
 _REFUSED: Final = 401
 """Status code if the API server refuses the certificate of the check, which requests with tokens do not need."""
+READY_STATUSES: Final = (_READY, _REFUSED)
+"""Status codes of an API server that is ready. With 401, it refuses the credential of the check, or its absence."""
 _FAILURES: Final = 2
 """Number of consecutive checks without a response that make an API server unready. An unexpected status code does so at
 once.
 """
 _CHECKING: Final = {"check": True}
+_HOLDING: Final = {"held": True}
+_MATCH: Final = "envoy.transport_socket_match"
+"""Metadata of an endpoint that select its transport socket."""
 _PRIORITY: Final = "envoy.extensions.retry.priority.previous_priorities.v3.PreviousPrioritiesConfig"
 ANSWER_HEADER: Final = "x-kplane-answer"
 """Header that summarizes the response of an API server, for the decision about a retry. Clients do not receive it."""
@@ -75,23 +86,50 @@ def with_readiness(cluster: Message, *, checked_by: Message, needs_certificate: 
     of the cluster also use this certificate. They then wait while the API server refuses it.
     """
     options = cluster["typed_extension_protocol_options"][HTTP_OPTIONS]
-    assignment = cluster["load_assignment"]
+    check = _check([_READY] if needs_certificate else READY_STATUSES, identity=_IDENTITY)
     return {
-        **cluster,
-        "load_assignment": {**assignment, "endpoints": [*assignment["endpoints"], _waiting(room)]},
-        "health_checks": [_check(needs_certificate=needs_certificate)],
-        # By default, Envoy sends requests to an unready API server if no other endpoint is ready.
-        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
-        "transport_socket_matches": [{"name": "check", "match": _CHECKING, "transport_socket": checked_by}],
+        **_with_second_endpoint(cluster, _unchecked(unix_socket(str(room))), check=check),
+        "transport_socket_matches": [_socket("check", _CHECKING, checked_by)],
         "typed_extension_protocol_options": {
             HTTP_OPTIONS: {**options, "http_filters": _telling_answers(), "retry_policy": _retries()}
         },
     }
 
 
-def _check(*, needs_certificate: bool) -> Message:
-    identity = {"x-remote-user": _USER, "x-remote-group": _GROUP}
-    answers = [_READY] if needs_certificate else [_READY, _REFUSED]
+def with_host_readiness(cluster: Message, *, held: Message, held_by: Message) -> Message:
+    """Return a cluster of a host name whose connections go to the holder while its API server is not ready.
+
+    `held` is the address of the holder, and `held_by` the transport socket to it. The gateway has no credential and no
+    CA for API servers at host names. So the check is anonymous, and does not verify the server, which gets nothing.
+    """
+    context = typed(f"{TLS}.UpstreamTlsContext", common_tls_context={"alpn_protocols": ["http/1.1"]})
+    holder = {**_unchecked(held), "metadata": {"filter_metadata": {_MATCH: _HOLDING}}}
+    return {
+        **_with_second_endpoint(cluster, holder, check=_check(READY_STATUSES)),
+        "transport_socket_matches": [
+            _socket("check", _CHECKING, {"name": "tls", "typed_config": context}),
+            _socket("held", _HOLDING, held_by),
+        ],
+    }
+
+
+def _with_second_endpoint(cluster: Message, endpoint: Message, *, check: Message) -> Message:
+    assignment = cluster["load_assignment"]
+    second = {"priority": 1, "lb_endpoints": [endpoint]}
+    return {
+        **cluster,
+        "load_assignment": {**assignment, "endpoints": [*assignment["endpoints"], second]},
+        "health_checks": [check],
+        # By default, Envoy sends requests to an unready API server if no other endpoint is ready.
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+    }
+
+
+def _socket(name: str, match: Message, transport_socket: Message) -> Message:
+    return {"name": name, "match": match, "transport_socket": transport_socket}
+
+
+def _check(statuses: Iterable[int], *, identity: Mapping[str, str] = MappingProxyType({})) -> Message:
     return {
         "timeout": _TIMEOUT,
         "interval": _INTERVAL,
@@ -103,17 +141,16 @@ def _check(*, needs_certificate: bool) -> Message:
         "http_health_check": {
             # The default is the name of the cluster, which is not a host name.
             "host": _USER,
-            "path": _PATH,
-            "expected_statuses": [{"start": code, "end": code + 1} for code in answers],
+            "path": READY_PATH,
+            "expected_statuses": [{"start": code, "end": code + 1} for code in statuses],
             "request_headers_to_add": [{"header": {"key": key, "value": value}} for key, value in identity.items()],
         },
         "transport_socket_match_criteria": _CHECKING,
     }
 
 
-def _waiting(room: PurePosixPath) -> Message:
-    endpoint = {"address": unix_socket(str(room)), "health_check_config": {"disable_active_health_check": True}}
-    return {"priority": 1, "lb_endpoints": [{"endpoint": endpoint}]}
+def _unchecked(address: Message) -> Message:
+    return {"endpoint": {"address": address, "health_check_config": {"disable_active_health_check": True}}}
 
 
 def _telling_answers() -> list[Message]:
