@@ -298,7 +298,7 @@ def _client_of(request: web.BaseRequest) -> Client:
 
 
 def _has_credential(request: web.BaseRequest) -> bool:
-    """Return whether a request has a token or a certificate, whoever issued it."""
+    """Return whether a request has a token or a certificate of any issuer."""
     if _token_of(request) is not None:
         return True
     return CERTIFICATE_HEADER in request.headers and _AUTHORIZATION not in request.headers
