@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from kplane.controlplane_operator.gateway_trust import AUTHORITY, CERTIFICATE
+from kplane.gateway import envoy_probe
 from kplane.gateway.envoy.bootstrap import Layout
 from kplane.gateway.settings import Settings
 
@@ -100,6 +101,18 @@ def test_envoy_has_no_token_and_no_certificate_volume(chart: Any) -> None:
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+
+
+def test_kubelet_probes_envoy_at_its_own_socket(chart: Any) -> None:
+    """A port of the controller would end a serving Envoy while the controller restarts."""
+    controller, envoy = containers(chart.render(settings=INSTALLED))
+    probe = envoy["livenessProbe"]
+    (state,) = [argument for argument in controller["args"] if argument.startswith("--state-dir=")]
+    layout = Layout(PurePosixPath(state.partition("=")[2], "envoy"))
+    assert probe["exec"]["command"] == ["python", "-m", envoy_probe.__name__, str(layout.administration)]
+    # A busy Envoy has a minute, and the probe ends by itself.
+    assert probe["periodSeconds"] * probe["failureThreshold"] == 60
+    assert probe["timeoutSeconds"] > envoy_probe._TIMEOUT_SECONDS
 
 
 def test_controller_gets_the_memory_limit_of_envoy(chart: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import json
@@ -26,6 +27,7 @@ from kplane.api.names import (
     gateway_secret_name,
 )
 from kplane.embedded.handle import Handle
+from kplane.gateway import envoy_probe
 from kplane.gateway.control_planes import CONTROL_PLANES
 from kplane.pki.primitives import issue_client
 from kplane.provider import ApiError, Client, ClusterConfig, NotFound
@@ -205,15 +207,30 @@ async def test_gateway_serves_last_configuration_without_management(
     assert not await process.ready()
 
 
+@pytest.mark.slow
+async def test_gateway_restarts_envoy_that_is_stopped(
+    process: Process, acme: str, running_tenants: dict[str, Tenant], eventually: Callable[..., Any]
+) -> None:
+    async with Client(running_tenants["one"].config) as direct:
+        token = await controllers_token(direct, account=f"stopped-{process.port}")
+    process.start()
+    await eventually(process.ready)
+    envoy = process.envoy
+    os.kill(envoy or 0, signal.SIGSTOP)
+    await eventually(lambda: process.envoy, lambda found: found not in (None, envoy), timeout=120)
+    await eventually(process.ready)
+    assert await _code(process.config(acme, token=token)) == 200
+
+
 @contextlib.contextmanager
-def _envoy_of_its_own(program: Path, state: Path) -> Iterator[None]:
-    """Run Envoy with the bootstrap file of the controller, as the second container of a pod does."""
-    command = [program, "--config-path", state / "envoy" / "bootstrap.json", "--concurrency", "1"]
+def _envoy_of_its_own(program: Path, state: Path) -> Iterator[int]:
+    """Run Envoy with the bootstrap file of the controller, as the second container of a pod does. Yields its PID."""
+    command = [str(program), "--config-path", str(state / "envoy" / "bootstrap.json"), "--concurrency", "1"]
     with subprocess.Popen([*command, "--disable-hot-restart", "--log-level", "warning"]) as process:
         try:
-            yield
+            yield process.pid
         finally:
-            process.terminate()
+            process.kill()
 
 
 @pytest.mark.slow
@@ -227,9 +244,14 @@ async def test_gateway_works_with_separately_started_envoy(
     await eventually(lambda: process.ask("/healthz"), lambda answer: answer[0] == 200)
     assert not await process.ready()
     for _ in range(2):
-        with _envoy_of_its_own(envoy, process.state):
+        with _envoy_of_its_own(envoy, process.state) as pid:
             await eventually(process.ready)
             assert await _code(process.config(acme, token=token)) == 200
+            administration = [str(process.state / "envoy" / "run" / "envoy.sock")]
+            assert await asyncio.to_thread(envoy_probe.main, administration) == 0
+            os.kill(pid, signal.SIGSTOP)
+            assert await asyncio.to_thread(envoy_probe.main, administration) == 1
+            os.kill(pid, signal.SIGCONT)
         await eventually(process.ready, lambda ready: not ready)
     assert process.end() == 0
 

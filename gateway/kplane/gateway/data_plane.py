@@ -26,6 +26,7 @@ from kplane.gateway.in_flight import ChangesInFlight
 from kplane.gateway.probes import Probes
 from kplane.gateway.program import ENVOY, INOTIFY_INSTANCES, envoy_component
 from kplane.gateway.routes import Hold, Route
+from kplane.gateway.silence import Silence
 from kplane.gateway.waiting_room import waiting_room
 from kplane.gateway.waker import Waker
 from kplane.workloads import Phase, Runtime, inotify_shortage
@@ -87,8 +88,7 @@ class DataPlane:
         self._in_flight: Mapping[str, Mapping[str, Any]] = {}
         self._instead: Mapping[str, Route] = {}
         """Routes that are served in place of routes that Envoy rejects, by key."""
-        self._silent_since: float | None = None
-        """Monotonic time since which Envoy has not responded; None if it responded to the last request."""
+        self._silence = Silence()
         self._shortage = ""
         """Message about a shortage of inotify instances, as of the last probe; empty without a shortage."""
         self._shortage_expires_at = 0.0
@@ -248,7 +248,7 @@ class DataPlane:
     async def failure(self) -> str:
         """Return the reason why Envoy does not run; empty if Envoy responds or the reason is unknown."""
         _ = await self._serves()
-        if self._silent_since is None:
+        if self._silence.seconds is None:
             return ""
         return "; ".join(part for part in (await self._find_shortage(), self._end()) if part)
 
@@ -259,9 +259,10 @@ class DataPlane:
         try:
             versions = await self._administration.serves()
         except (OSError, aiohttp.ClientError, TimeoutError):
-            self._silent_since = self._silent_since or time.monotonic()
+            self._silence.note(self._runtime.state(ENVOY).pid if self._runtime is not None else None)
             return None
-        self._silent_since, self._shortage, self._shortage_expires_at = None, "", 0.0
+        self._silence.end()
+        self._shortage, self._shortage_expires_at = "", 0.0
         return versions
 
     async def _find_shortage(self) -> str:
@@ -274,7 +275,7 @@ class DataPlane:
         if self._runtime is not None:
             is_down = self._runtime.state(ENVOY).phase in {Phase.BACKOFF, Phase.ENDED}
         else:  # in a pod, Envoy runs in a container of its own as the same user
-            is_down = self._silent_since is not None and now - self._silent_since >= _START_SECONDS
+            is_down = (self._silence.seconds or 0.0) >= _START_SECONDS
         if is_down and now >= self._shortage_expires_at:
             self._shortage_expires_at = now + _PROBE_SECONDS
             self._shortage = await asyncio.to_thread(inotify_shortage, INOTIFY_INSTANCES)
@@ -343,6 +344,9 @@ class DataPlane:
                 workers=self._workers,
                 memory_bytes=self._memory_bytes,
             )
+            if self._silence.is_hang():
+                logger.warning("Envoy hangs and is restarted: no response for %.0f s", self._silence.seconds)
+                await self._runtime.stop(ENVOY)
             await self._runtime.apply(component)
 
     async def _confirm(self) -> bool:

@@ -22,6 +22,7 @@ from kplane.workloads.processes.inotify import inotify_shortage
 from kplane.workloads.processes.launcher import landlock_version
 from kplane.workloads.processes.pace import Pace
 from kplane.workloads.processes.process import end_processes, find_processes
+from kplane.workloads.processes.proctable import processor_seconds
 from kplane.workloads.processes.program import run_program
 from kplane.workloads.processes.runtime import ProcessRuntime
 from kplane.workloads.processes.watchdog import Watchdog
@@ -60,5 +61,6 @@ __all__ = [
     "find_processes",
     "inotify_shortage",
     "landlock_version",
+    "processor_seconds",
     "run_program",
 ]

@@ -19,6 +19,7 @@ __all__ = [
     "group_members",
     "marked_processes",
     "open_pidfd",
+    "processor_seconds",
     "read_command",
     "running_components",
     "uptime",
@@ -63,6 +64,12 @@ class ProcessEntry:
 def uptime() -> float:
     """Return the seconds since boot, including suspension: the clock of process starts."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def processor_seconds(pid: int) -> float | None:
+    """Return the processor time that all threads of a process have used; None if the process is gone."""
+    fields = _read_fields(pid)
+    return None if fields is None else (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def marked_processes(directory: Path) -> list[ProcessEntry]:
@@ -118,12 +125,9 @@ def _entries(*, group: int | None = None) -> Iterator[ProcessEntry]:
 
 
 def _read_stat(pid: int) -> ProcessEntry | None:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
+    fields = _read_fields(pid)
+    if fields is None:
         return None
-    # The command's name is in parentheses and may contain any character. The numbers follow the last parenthesis.
-    fields = text[text.rindex(b")") + 2 :].split()
     return ProcessEntry(
         pid=pid,
         group=int(fields[2]),
@@ -131,6 +135,16 @@ def _read_stat(pid: int) -> ProcessEntry | None:
         ticks=int(fields[19]),
         program=fields[0] not in {b"Z", b"X"} and not int(fields[6]) & _KERNEL_THREAD,
     )
+
+
+def _read_fields(pid: int) -> list[bytes] | None:
+    """Return the fields of /proc/PID/stat from the state on; None if the process is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # The command's name is in parentheses and may contain any character. The numbers follow the last parenthesis.
+    return text[text.rindex(b")") + 2 :].split()
 
 
 def _with_marker(entry: ProcessEntry) -> ProcessEntry:
