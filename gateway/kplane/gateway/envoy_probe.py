@@ -1,8 +1,8 @@
 """Liveness probe of an Envoy in a container of its own: `python -m kplane.gateway.envoy_probe SOCKET`.
 
-The kernel accepts connections for a process that is stopped. So a probe must wait for a response of Envoy, and of its
-administration interface: a port for clients exists only once Envoy has its first configuration. Imports the standard
-library alone, since kubelet starts this program every ten seconds.
+The kernel accepts connections for a process that is stopped, so the probe waits for a response. It asks the
+administration interface, since Envoy has a port for clients only after its first configuration. The program imports
+the standard library alone, since kubelet starts it every ten seconds.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Silence:
         self._failures += 1
 
     def is_hang(self) -> bool:
-        """Return whether Envoy hangs: it has neither responded nor used processor time for `_HANG_SECONDS`."""
+        """Return whether Envoy hangs: it uses no processor time and sends no response for `_HANG_SECONDS`."""
         if self._pid is None or self._failures < _FAILURES:
             return False
         seconds = self._clock() - self._began
