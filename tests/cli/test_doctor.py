@@ -468,6 +468,11 @@ async def test_check_conditions_reports_stuck_namespace() -> None:
     command = "kplane connect acme -- kubectl get namespaces,apiservices"
     assert (finding.severity, finding.object, finding.command) == (Severity.WARNING, "ControlPlane acme", command)
     assert why in finding.problem
+    why = "at the beginning of this sleep, namespace shop is being deleted: Discovery failed"
+    sleeper = control_plane("initech", READY, condition("Hibernated", "True", "NamespaceStuck", why, since=LONG_AGO))
+    (finding,) = await check_conditions(survey(control_planes=[sleeper]))
+    assert (finding.severity, finding.command) == (Severity.WARNING, command.replace("acme", "initech"))
+    assert why in finding.problem
     job = control_plane("globex", READY, condition("Hibernated", "False", "KeptAwake", "a Job runs"))
     assert await check_conditions(survey(control_planes=[job])) == []
 

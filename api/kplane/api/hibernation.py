@@ -75,6 +75,10 @@ class HibernationStatus(ApiModel):
     """The time at which the operator wakes the control plane, because an object inside is due; absent if no object is
     due.
     """
+    stuck_namespace: Annotated[str, StringConstraints(max_length=4096)] | None = None
+    """The namespace inside whose deletion does not end, and the cause, as of the beginning of the sleep; absent if
+    there was none. The same message is in condition Hibernated.
+    """
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """The metadata.generation at which the control plane fell asleep. Another generation wakes the control plane,
     unless its spec only requests, changes or drops the plan of a move.

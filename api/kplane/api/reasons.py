@@ -415,7 +415,7 @@ class Reason(StrEnum):
     )
     NAMESPACE_STUCK = (
         "NamespaceStuck",
-        "mend what the message names inside the control plane; after an hour of this deletion the control plane sleeps",
+        "mend what the message names inside the control plane, which sleeps after an hour of this deletion",
         _in(_HIBERNATED, by_user=True),
     )
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from kplane.api import HibernationStatus
 from kplane.controlplane_operator.hibernation.inside import Inside, look_inside
 from kplane.controlplane_operator.hibernation.service_accounts import ServiceAccount
 from kplane.provider import Client, NotFound
@@ -119,9 +120,9 @@ def deleted_namespace(seconds: float) -> dict[str, Any]:
 
 async def test_namespace_stuck_in_deletion_is_reported_with_cause() -> None:
     first_result = await inside(namespaces=deleted_namespace(240))
-    assert (first_result.kept, first_result.stuck) == ("Namespace shop is being deleted", False)
+    assert (first_result.kept, first_result.stuck) == ("Namespace shop is being deleted", "")
     later_result = await inside(namespaces=deleted_namespace(360))
-    assert later_result.stuck
+    assert later_result.stuck == later_result.kept
     assert "metrics.k8s.io/v1beta1" in later_result.kept
     assert "kubectl get apiservices" in later_result.kept
 
@@ -134,7 +135,22 @@ async def test_namespace_deletion_keeps_awake_for_an_hour_only(hours: float, nex
     first_result = await inside(namespaces=deleted_namespace(3599))
     assert first_result.kept
     result = await inside(namespaces=deleted_namespace(3600 * hours))
-    assert result == Inside(next_wake=NOW + timedelta(hours=next_hours - hours))
+    # The cause is known while the control plane sleeps.
+    assert "metrics.k8s.io/v1beta1" in result.stuck
+    assert result == Inside(stuck=result.stuck, next_wake=NOW + timedelta(hours=next_hours - hours))
+
+
+async def test_longest_cause_of_stuck_namespace_fits_into_status() -> None:
+    kinds = ("DiscoveryFailure", "GroupVersionParsingFailure", "ContentFailure")
+    types = [f"NamespaceDeletion{kind}" for kind in kinds] + [
+        "NamespaceFinalizersRemaining",
+        "NamespaceContentRemaining",
+    ]
+    namespace = deleted_namespace(4000)
+    namespace["metadata"]["name"] = "n" * 63
+    namespace["status"]["conditions"] = [{"type": kind, "status": "True", "message": "x" * 999} for kind in types]
+    status = {"since": NOW, "reason": "Idle", "stuckNamespace": (await inside(namespaces=namespace)).stuck}
+    assert len(HibernationStatus.model_validate(status).stuck_namespace or "") > 2500
 
 
 async def test_node_lease_of_far_future_does_not_keep_awake() -> None:
@@ -149,10 +165,11 @@ async def test_future_namespace_deletion_counts_from_first_check() -> None:
         await look_inside(client, now=NOW + timedelta(minutes=minutes), first_seen=first_seen)
         for minutes in (0, 4, 6, 59)
     ]
-    assert [result.stuck for result in results] == [False, False, True, True]
+    assert [bool(result.stuck) for result in results] == [False, False, True, True]
     assert all(result.kept for result in results)
     last_result = await look_inside(client, now=NOW + timedelta(hours=1), first_seen=first_seen)
-    assert last_result == Inside(next_wake=NOW + timedelta(hours=2))
+    assert last_result == Inside(stuck=last_result.stuck, next_wake=NOW + timedelta(hours=2))
+    assert last_result.stuck
     await look_inside(cast("Client", Tenant({})), now=NOW, first_seen=first_seen)
     assert first_seen == {}
 
@@ -161,6 +178,7 @@ async def test_future_namespace_deletion_counts_from_first_check() -> None:
 async def test_namespace_deletion_keeps_awake_again_at_its_next_attempt(seconds: float) -> None:
     result = await inside(namespaces=deleted_namespace(4 * 3600 + seconds))
     assert result.kept == "Namespace shop is being deleted, and its controllers try again"
+    assert "metrics.k8s.io/v1beta1" in result.stuck
     assert result.next_wake is None
 
 

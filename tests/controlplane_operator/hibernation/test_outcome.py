@@ -120,6 +120,18 @@ def test_ended_is_kept_awake_with_reason_if_it_cannot_sleep() -> None:
     )
 
 
+def test_ended_keeps_cause_of_stuck_namespace_during_sleep() -> None:
+    sleep = SLEEP.model_copy(update={"stuck_namespace": "namespace shop is being deleted: Discovery failed"})
+    outcome = ended(control_plane(sleep=True), Decision(sleep), published=True, asleep=True, failure=None)
+    assert words(outcome) == ("True/NamespaceStuck", "Hibernated")
+    assert outcome.told is not None
+    assert outcome.told[2].startswith("at the beginning of this sleep, namespace shop is being deleted: Discovery f")
+    assert "no API server runs" in outcome.told[2]
+    # The gateway reads this reason.
+    crowded = ended(control_plane(sleep=True), Decision(sleep, crowded=True), published=True, asleep=True, failure=None)
+    assert words(crowded)[0] == "True/WaitsForRoom"
+
+
 @pytest.mark.parametrize(
     ("reason", "expected"),
     [(Reason.KEPT_AWAKE, None), (Reason.NAMESPACE_STUCK, "False/Awake")],

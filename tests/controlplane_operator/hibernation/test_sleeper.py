@@ -112,6 +112,20 @@ async def test_sleep_is_announced_a_pass_before_api_server_stops(world: World) -
     assert world.backend.ended == 1
 
 
+async def test_sleep_records_namespace_whose_deletion_does_not_end(world: World) -> None:
+    world.inside = Inside(stuck="namespace shop is being deleted", next_wake=DUE)
+    decision, _ = await world.turn(control_plane(sleep=False))
+    assert decision.sleep is not None
+    assert decision.sleep.stuck_namespace == "namespace shop is being deleted"
+    world.inside = Inside(next_wake=DUE)
+    decision, provision = await world.fall_asleep()
+    assert decision.sleep is not None
+    assert (decision.sleep.stuck_namespace, provision) == (None, "provision")
+    world.inside = Inside("namespace shop is being deleted", stuck="namespace shop is being deleted")
+    decision, _ = await world.turn(control_plane(sleep=False))
+    assert (decision.sleep, decision.kept, decision.stuck) == (None, True, True)
+
+
 async def test_api_server_serves_two_seconds_after_announcement(world: World) -> None:
     decision, _ = await world.turn(control_plane(sleep=False))
     assert decision.begins

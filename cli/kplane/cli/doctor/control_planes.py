@@ -81,9 +81,9 @@ async def check_conditions(survey: Survey) -> Sequence[Finding]:
         findings += grouped(_KIND, wrong, now=survey.now, describe=_DESCRIBE, harmless=True)
     blocked = [item for item in _false(survey.control_planes, MIGRATING) if item.condition.reason in _MOVES]
     findings += grouped(_KIND, blocked, now=survey.now, describe="kplane move {name} --abort", harmless=True)
-    # An awake control plane is no problem, unless a deletion inside that does not end keeps it awake.
-    awake = _false(survey.control_planes, HIBERNATED)
-    stuck = [item for item in awake if item.condition.reason == Reason.NAMESPACE_STUCK]
+    # The condition has this reason while the deletion keeps the control plane awake, and later during its sleep.
+    hibernated = _told(survey.control_planes, HIBERNATED)
+    stuck = [item for item in hibernated if item.condition.reason == Reason.NAMESPACE_STUCK]
     findings += grouped(_KIND, stuck, now=survey.now, describe=_DESCRIBE, harmless=True)
     paused = [item.name for item in survey.control_planes if is_true(item.status.conditions, PAUSED)]
     if paused:
@@ -132,11 +132,16 @@ async def check_credentials(survey: Survey) -> Sequence[Finding]:
 
 
 def _false(control_planes: Iterable[ControlPlane], condition: str) -> list[Told]:
+    return [item for item in _told(control_planes, condition) if item.condition.status != "True"]
+
+
+def _told(control_planes: Iterable[ControlPlane], condition: str) -> list[Told]:
+    """Return the condition of this type of each control plane that has one."""
     pairs = (
         (control_plane.name, find_condition(control_plane.status.conditions, condition))
         for control_plane in control_planes
     )
-    return [Told(name, value) for name, value in pairs if value is not None and value.status != "True"]
+    return [Told(name, value) for name, value in pairs if value is not None]
 
 
 def _age(control_plane: ControlPlane, survey: Survey) -> timedelta:

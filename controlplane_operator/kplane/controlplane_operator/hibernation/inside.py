@@ -58,8 +58,11 @@ class Inside:
 
     kept: str = ""
     """Object that keeps the control plane awake, as a clause; empty if there is none."""
-    stuck: bool = False
-    """Whether the deletion of a namespace that does not end keeps the control plane awake."""
+    stuck: str = ""
+    """Sentence about a namespace whose deletion does not end; empty if there is none.
+
+    With `kept`, this namespace keeps the control plane awake.
+    """
     next_wake: datetime | None = None
     """Earliest due time inside; None if there is none."""
     unknown: bool = False
@@ -88,6 +91,7 @@ async def look_inside(client: Client, *, now: datetime, first_seen: dict[str, da
     first_seen = {} if first_seen is None else first_seen
     due: list[datetime] = []
     tokens: list[BootstrapToken | None] = []
+    stuck = ""
     for look in _LOOKS:
         try:
             listing = await client.list(look.resource, **look.options)
@@ -103,19 +107,20 @@ async def look_inside(client: Client, *, now: datetime, first_seen: dict[str, da
             if time.monotonic() >= turn_ends:
                 await asyncio.sleep(0)
                 turn_ends = time.monotonic() + _TURN_SECONDS
-            judgement = look.judge(obj, now)
+            judgement, leaving = look.judge(obj, now), ""
+            if look.resource == NAMESPACES and _is_stuck(obj, now):
+                leaving = describe_leaving(obj, now=now, cluster="the control plane")
+                stuck = stuck or leaving
             if isinstance(judgement, str):
-                if look.resource == NAMESPACES and _is_stuck(obj, now):
-                    return Inside(describe_leaving(obj, now=now, cluster="the control plane"), stuck=True)
-                return Inside(f"{_named(look.resource, obj)} {judgement}")
+                return Inside(leaving or f"{_named(look.resource, obj)} {judgement}", stuck=leaving)
             if judgement is None or judgement <= now - _SOON:
                 continue  # the due time is over
             if judgement <= now + _SOON:
-                return Inside(f"{_named(look.resource, obj)} {look.due}")
+                return Inside(f"{_named(look.resource, obj)} {look.due}", stuck=leaving)
             due.append(judgement)
     accepted = tuple(token for token in tokens if token is not None)
     credentials = Credentials(accepted, await list_accounts(client))
-    return Inside(next_wake=min(due, default=None), credentials=credentials)
+    return Inside(stuck=stuck, next_wake=min(due, default=None), credentials=credentials)
 
 
 def _named(resource: Resource, obj: Object) -> str:
@@ -157,7 +162,7 @@ def _without_future_deletions(items: list[Object], now: datetime, first_seen: di
 
 
 def _is_stuck(obj: Object, now: datetime) -> bool:
-    since = read_time(obj["metadata"]["deletionTimestamp"])
+    since = read_time(obj["metadata"].get("deletionTimestamp"))
     return since is not None and now - since >= _STUCK_AFTER
 
 

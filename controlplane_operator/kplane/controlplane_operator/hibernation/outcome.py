@@ -94,8 +94,9 @@ def ended(
             decision.sleep, told=("True", *waiting_reason), ready=waiting_reason if failure is None else None
         )
     if asleep:
+        told: tuple[ConditionStatus, Reason, str] = ("True", *_told_asleep(decision.sleep))
         asleep_reason = Reason.HIBERNATED, _asleep(decision.sleep)
-        return Outcome(decision.sleep, told=("True", *asleep_reason), ready=asleep_reason if failure is None else None)
+        return Outcome(decision.sleep, told=told, ready=asleep_reason if failure is None else None)
     if failure is None or failure.reason in FALLS_ASLEEP:
         return _falls_asleep(decision.sleep, waiting, failure=failure)
     return Outcome(decision.sleep)
@@ -126,6 +127,13 @@ def _asleep(sleep: HibernationStatus) -> str:
         f"no API server runs, because {_WHY[sleep.reason]}; a change of spec or annotation"
         f" {WAKE_REQUESTED_ANNOTATION} wakes it"
     )
+
+
+def _told_asleep(sleep: HibernationStatus) -> tuple[Reason, str]:
+    """Return reason and message of condition Hibernated. They keep the cause of a deletion inside that does not end."""
+    if sleep.stuck_namespace is None:
+        return Reason.HIBERNATED, _asleep(sleep)
+    return Reason.NAMESPACE_STUCK, f"at the beginning of this sleep, {sleep.stuck_namespace}; {_asleep(sleep)}"
 
 
 def _falls_asleep(sleep: HibernationStatus, waiting: str, *, failure: ConditionError | None = None) -> Outcome:

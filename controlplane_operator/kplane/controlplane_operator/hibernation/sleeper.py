@@ -121,10 +121,12 @@ class Sleeper:
             return replace(decision, waits=f"waiting for a look inside: {inside.kept}", again=again)
         if inside.kept:
             self._room.spare(control_plane.metadata.uid)
-            return Decision(None, inside.kept, kept=True, stuck=inside.stuck, again=now + _ASKED_AGAIN)
+            return Decision(None, inside.kept, kept=True, stuck=bool(inside.stuck), again=now + _ASKED_AGAIN)
         beginning.failing = None
         beginning.credentials = inside.credentials
-        sleep = decision.sleep.model_copy(update={"next_wake": inside.next_wake})
+        sleep = decision.sleep.model_copy(
+            update={"next_wake": inside.next_wake, "stuck_namespace": inside.stuck or None}
+        )
         if beginning.announced is not None:
             remaining = beginning.announced + _HEARD_SECONDS - time.monotonic()
             if remaining > 0:
