@@ -85,7 +85,9 @@ class World:
         self.server, self.held = 0, False
         """State of the gateway, which sees a changed Secret `_LATE` calls of the operator later."""
         self.hangs = False
-        """Whether the gateway sees no changes. Its Lease has expired, so that the operator does not count it."""
+        """Whether the gateway sees no changes. Unless `renews`, the operator counts no holds of its expired Lease."""
+        self.renews = False
+        """Whether the Lease of a gateway that hangs has not expired yet."""
         self.identity = _IDENTITY
         """Identity of the data in the home in use."""
         self._learns = -1
@@ -303,7 +305,7 @@ class _Holds:
         return [Replica("replica", holds={}, in_flight={}, served=None)]
 
     async def followed(self, _: ControlPlane, *, seconds: float) -> bool:
-        for _ in range(_LATE + 1):
+        for _ in range(_LATE + 1 if seconds else 1):
             await self._world.call("look at the replicas")
             if self._world.server == self._world.published:
                 return True
@@ -325,7 +327,8 @@ class _Holds:
 
     async def are_over(self, _: ControlPlane) -> bool:
         def effect() -> bool:
-            return not self._world.asked and (self._world.hangs or not self._world.held)
+            expired = self._world.hangs and not self._world.renews
+            return not self._world.asked and (expired or not self._world.held)
 
         return bool(await self._world.call("look at the gateway", effect))
 

@@ -118,6 +118,57 @@ async def test_clients_read_no_old_data_while_gateway_hangs(monkeypatch: pytest.
     assert not world.homes[0].runs
 
 
+@pytest.mark.parametrize("retire", [[], [AWAY] * 2], ids=["at once", "after failures"])
+async def test_sealed_home_is_retired_before_gateway_follows(
+    monkeypatch: pytest.MonkeyPatch, retire: list[BaseException | str]
+) -> None:
+    """A sealed API server still answers reads at resourceVersion 0 from its cache, and keeps watches open."""
+    world, calls = World(monkeypatch, window="10m"), list[str]()
+    world.faults = {"retire": retire}
+    world.set_spec(mode="Dedicated")
+
+    async def hang(_: int, name: str) -> None:
+        calls.append(name)
+        if name == "write status Retaining, done":
+            world.hangs = world.renews = True
+
+    world.at = hang
+    operator = Operator(world)
+    for _ in range(20):
+        await operator.reconcile()
+        world.control_controllers()
+    assert (world.server, world.lives_in, world.step) == (0, 1, "Retaining")
+    assert calls[calls.index("end hold, done") + 1] == "retire"
+    assert not world.homes[0].runs
+    assert world.homes[0].exists
+
+    # A rollback starts the API server of the former home again.
+    world.at, world.hangs = None, False
+    world.learn()
+    await moved(world, to="Dedicated")
+    world.set_spec(mode="Virtual")
+    await moved(world, to="Virtual")
+
+
+async def test_operator_dies_after_seal_and_next_one_retires_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, window="10m")
+    world.set_spec(mode="Dedicated")
+
+    async def die(_: int, name: str) -> None:
+        if name == "write status Retaining, done":
+            world.hangs = world.renews = True
+        if name == "end hold, done":
+            raise Killed(name)
+
+    world.at = die
+    with pytest.raises(Killed):
+        await moved(world)
+    assert world.homes[0].runs
+    world.at = None
+    await Operator(world).reconcile()
+    assert not world.homes[0].runs
+
+
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     deaths=st.lists(st.integers(1, 60), min_size=1, max_size=4),

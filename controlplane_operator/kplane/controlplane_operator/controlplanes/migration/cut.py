@@ -115,16 +115,19 @@ class Cutter:
         former: ControlPlane,
         provision: Provision,
         chosen: ControlPlaneClass | None,
-    ) -> None:
+    ) -> bool:
         """Release the writes in the new home, which the status names already, at the API server of `provision`.
 
         The release waits until every replica of the gateway routes to the new home. Otherwise some clients would read
         old data in the former home. If the release fails, the rest of this pass or the next pass completes it.
+
+        Returns whether every replica does. Otherwise the former home is sealed, and the caller has to retire it: its
+        API server still answers some reads from its cache, and keeps watches open.
         """
         async with asyncio.timeout(_RELEASE_SECONDS):
             published = at_gateway(self._context, control_plane, provision=provision, chosen=chosen)
             await write_gateway_secret(self._context, control_plane, provision=published, chosen=chosen)
-            await self._let_continue(control_plane, former=former)
+            return await self._let_continue(control_plane, former=former)
 
     async def finish(self, control_plane: ControlPlane, *, former: ControlPlane) -> None:
         """Complete a `release` that was cut off. Raises ConditionError if that fails."""
@@ -137,15 +140,29 @@ class Cutter:
         except (ProviderError, TimeoutError) as error:
             raise ConditionError(Reason.MIGRATING, f"the writes cannot continue: {error}") from error
 
-    async def _let_continue(self, control_plane: ControlPlane, *, former: ControlPlane) -> None:
+    async def _let_continue(self, control_plane: ControlPlane, *, former: ControlPlane) -> bool:
         # A sleeping control plane has no held writes, and no API server in the former home.
         holds = self._holds() if control_plane.status.hibernation is None else None
-        if holds is not None and not await holds.followed(control_plane, seconds=_FOLLOW_SECONDS):
+        followed = holds is None or await holds.followed(control_plane, seconds=_FOLLOW_SECONDS)
+        if not followed:
             # Clients that are still routed to the former home then get an error instead of old data.
             await self._homes(former).seal(former)
         await self._homes(control_plane).set_writable(control_plane, writable=True)
         if holds is not None:
             await holds.end(control_plane)
+        return followed
+
+    async def is_followed(self, control_plane: ControlPlane) -> bool:
+        """Return whether every replica of the gateway serves the present route now, also those with an expired Lease.
+
+        Raises ConditionError if that is unknown.
+        """
+        if self._context.gateway is None:
+            return True
+        try:
+            return await self._holds().followed(control_plane, seconds=0.0)
+        except ProviderError as error:
+            raise ConditionError(Reason.MIGRATING, f"the gateways cannot be asked: {error}") from error
 
     async def is_over(self, control_plane: ControlPlane) -> bool:
         """Return whether every replica of the gateway routes to the home in the status.

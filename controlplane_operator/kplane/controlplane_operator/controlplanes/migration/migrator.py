@@ -185,14 +185,15 @@ class Migrator:
         if not migration.step.is_cut:
             return await self._abort(control_plane, why="because the spec was set back")
         await self._copies.end(control_plane.metadata.uid or "")
-        if not await self._cutter.is_over(control_plane):
-            # Clients still read in the former home. If an operator died between the change of the home and the release,
-            # the rest of this pass completes the release.
-            return control_plane
         former = control_plane.at(migration.source)
+        if not await self._cutter.is_over(control_plane):
+            # Clients may still read in the former home. If an operator died between the change of the home and the
+            # release, the rest of this pass completes the release.
+            if not await self._cutter.is_followed(control_plane):
+                await self._retire(former)
+            return control_plane
         if migration.cut_time is not None and datetime.now(UTC) < migration.cut_time + _settings(control_plane).window:
-            await self._homes(former).retire(former)
-            self._retired.add(control_plane.metadata.uid or "")
+            await self._retire(former)
             return control_plane
         await self._discard(control_plane, migration.source)
         message = f"of the former home, {migration.source}, nothing is left"
@@ -352,8 +353,21 @@ class Migrator:
             raise
         control_plane = await self._report.commit(control_plane, endpoint=provision.addresses.internal)
         former = control_plane.at(migration.source)
-        await self._cutter.release(control_plane, former=former, provision=provision, chosen=chosen)
-        return await self._arrive(control_plane, cut, held_seconds=time.monotonic() - cut.began)
+        followed = await self._cutter.release(control_plane, former=former, provision=provision, chosen=chosen)
+        held_seconds = time.monotonic() - cut.began
+        if not followed:
+            # Its API server may need longer to end than this call waits. A later pass repeats the call.
+            with contextlib.suppress(ConditionError):
+                await self._retire(former)
+        return await self._arrive(control_plane, cut, held_seconds=held_seconds)
+
+    async def _retire(self, former: ControlPlane) -> None:
+        """Stop the API server of the former home, and keep its data for a rollback.
+
+        Raises ConditionError until the API server has ended.
+        """
+        await self._homes(former).retire(former)
+        self._retired.add(former.metadata.uid or "")
 
     async def _complete_home(self, control_plane: ControlPlane) -> None:
         """Give the new home the identity of the data, and compact its history up to `begins_at`.
