@@ -14,7 +14,7 @@ import aiohttp
 
 from kplane.binaries.programs import Binaries
 from kplane.components.api_server import API_SERVER_PORTS, READY, api_server_component, server_url, serving_hosts
-from kplane.components.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
+from kplane.components.etcd import DEFAULT_QUOTA_BYTES, ETCD_PORTS, EtcdAccess, client_url, etcd_component
 from kplane.controlplane_operator.backends.readiness import READY_WITHOUT_BOOTSTRAP_CHECKS
 from kplane.controlplane_operator.shared_etcd.keyspace import Keyspace, key_prefix
 from kplane.data import Client, Credentials
@@ -70,12 +70,16 @@ class Tenant:
     """Returns the component as of a given time."""
 
 
-async def start_etcd(runtime: ProcessRuntime, *, directory: Path, eventually: Eventually) -> SharedEtcd:
+async def start_etcd(
+    runtime: ProcessRuntime, *, directory: Path, eventually: Eventually, quota_bytes: int = DEFAULT_QUOTA_BYTES
+) -> SharedEtcd:
     """Start an etcd that does not sync its writes to disk."""
     authority = create_authority("shared-etcd")
     address = await runtime.reserve("shared-etcd", ports=ETCD_PORTS)
     server = issue_serving(authority, common_name="etcd", hosts=[address.host], client=True)
-    etcd = etcd_component("shared-etcd", address=address, ca=authority.certificate, server=server)
+    etcd = etcd_component(
+        "shared-etcd", address=address, ca=authority.certificate, server=server, quota_bytes=quota_bytes
+    )
     etcd = bound(etcd, args=("--unsafe-no-fsync",))
     await runtime.apply(etcd)
     await until_ready(runtime, etcd.name, eventually=eventually)

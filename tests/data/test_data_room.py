@@ -21,6 +21,7 @@ from kplane.data import (
     check_room,
     claim,
     disarm,
+    raise_revision,
     rpc,
     write_copy,
 )
@@ -90,6 +91,15 @@ async def test_copy_without_room_deletes_its_keys(small: Client) -> None:
     with pytest.raises(NoRoom, match="a copy of 52428800 more bytes"):
         await check_room(small, size=50 << 20)
     await check_room(small, size=1 << 20)
+
+
+async def test_raise_revision_refuses_before_its_writes_fill_etcd(small: Client) -> None:
+    await _fill(small, _TARGET, count=55)
+    before = await small.revision()
+    with pytest.raises(NoRoom, match="a copy of 12000060 more bytes"):
+        await raise_revision(small, above=before + 200_000)
+    assert await small.revision() == before
+    assert await raise_revision(small, above=before + 100) > before + 100
 
 
 async def test_disarm_allows_writes_after_data_are_deleted(small: Client, tmp_path: Path) -> None:

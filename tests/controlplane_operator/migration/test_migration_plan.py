@@ -127,6 +127,15 @@ async def test_plan_of_return_checks_quota_of_shared_etcd_only() -> None:
     assert (await planned(DEDICATED, quota=4 << 20, returns=True)).blockers == []
 
 
+async def test_plan_counts_bytes_of_raised_revisions() -> None:
+    room = Room(used=80 << 20, quota=100 << 20)
+    assert (await planned(VIRTUAL, room=room)).blockers == []
+    revisions = {ControlPlaneMode.VIRTUAL: 9000, ControlPlaneMode.DEDICATED: 209_000}
+    (blocker,) = (await planned(VIRTUAL, room=room, revisions=revisions)).blockers
+    assert blocker.reason == "EtcdQuota"
+    assert "it has 3145728 bytes, a higher revision takes 12300060" in blocker.message
+
+
 async def test_plan_prefers_quota_of_volume_to_usual_quota() -> None:
     large = Home(mode=ControlPlaneMode.DEDICATED, slot=1, volume=Volume(size="10Gi"))
     assert (await planned(large, quota=4 << 20)).blockers == []

@@ -29,7 +29,7 @@ from kplane.controlplane_operator.snapshots.saving import save_snapshot
 from kplane.controlplane_operator.snapshots.source import Source
 from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.data import Client, Compacted, DataError, KeyValue, Page
+from kplane.data import Client, Compacted, DataError, KeyValue, NoRoom, Page
 
 KEY = pyrage.x25519.Identity.generate()
 NAME = "controlplane-acme-uid.age"
@@ -296,6 +296,135 @@ async def test_event_cloned_counts_references_to_omitted_owners(
     message = "cloned 1 keys of control plane acme, without 1 references to owners that a clone leaves out"
     assert events == [("Cloned", message)]
     assert json.loads(written[b"configmaps/default/of-lease"])["metadata"].get("ownerReferences") in (None, [])
+
+
+def cloning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, control_plane_class: ControlPlaneClass | None = None
+) -> tuple[Operator, Any]:
+    """Return an operator and its restorer for a clone of acme, whose only object has 5 MiB."""
+    operator = Operator()
+
+    @contextlib.asynccontextmanager
+    async def opened(_: ControlPlane) -> AsyncIterator[Source]:
+        yield Source(Large(), "/registry/", {})
+
+    async def nothing(*_: Any, **__: Any) -> None:
+        pass
+
+    monkeypatch.setattr(restoring, "discard_unfinished", nothing)
+    original = {"metadata": {"name": "acme", "uid": ORIGINAL}, "spec": {}}
+    operator.stores = SimpleNamespace(  # type: ignore[attr-defined]
+        control_planes={("", "acme"): original}, classes=SimpleNamespace(read=lambda *_: control_plane_class)
+    )
+    restorer: Any = SnapshotRestorer(
+        operator,  # type: ignore[arg-type]
+        jobs=SnapshotJobs(),
+        storage=SnapshotStorage(Volume(tmp_path), []),
+        sources=SimpleNamespace(open=opened),  # type: ignore[arg-type]
+    )
+    return operator, restorer
+
+
+class Large(Client):
+    """Etcd of a control plane with a large object."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def pages(self, prefix: str, *, size: int = 500, revision: int = 0) -> AsyncIterator[Page]:
+        value = json.dumps({"metadata": {"uid": str(uuid.uuid4())}, "data": "x" * (5 << 20)}).encode()
+        yield Page(9, (KeyValue(f"{prefix}configmaps/default/large".encode(), value, 1),))
+
+
+async def failed_clone(operator: Operator, restorer: Any) -> str:
+    """Return the message of the condition after an attempt to clone acme."""
+    control_plane = ControlPlane.model_validate(
+        {
+            "metadata": {"name": "copy", "uid": str(uuid.uuid4())},
+            "spec": {
+                "mode": "Virtual",
+                "classRef": {"name": "small"},
+                "source": {"controlPlaneRef": {"name": "acme"}, "clone": True},
+            },
+            "status": {"restore": {"controlPlaneUID": ORIGINAL}},
+        }
+    )
+
+    async def clone() -> str:
+        with pytest.raises(ConditionError) as caught:
+            await restorer.restore_data(control_plane, endpoint="", credentials=None, prefix="/clusters/copy/")
+        return caught.value.message
+
+    assert await clone() == "cloning the data of control plane acme"
+    async with asyncio.timeout(20):
+        await operator.woken.get()
+    return await clone()
+
+
+@pytest.mark.usefixtures("empty_etcd")
+async def test_clone_fails_if_data_exceed_quota_of_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = ControlPlaneClass.model_validate(
+        {"metadata": {"name": "small"}, "spec": {"virtual": {"storage": {"quota": "1Mi"}}}}
+    )
+    message = await failed_clone(*cloning(tmp_path, monkeypatch, control_plane_class=small))
+    assert "bytes, and its class allows 1048576 in the shared etcd: raise spec.virtual.storage.quota" in message
+
+
+@pytest.mark.usefixtures("empty_etcd")
+async def test_clone_fails_before_it_fills_the_etcd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    async def check_room(_: Any, *, size: int) -> None:
+        sizes.append(size)
+        raise NoRoom("failed to copy the data: etcd has no room")
+
+    monkeypatch.setattr(restoring, "check_room", check_room)
+    message = await failed_clone(*cloning(tmp_path, monkeypatch))
+    assert "failed to copy the data: etcd has no room" in message
+    assert len(sizes) == 1
+    assert 5 << 20 < sizes[0] < 6 << 20
+
+
+@pytest.mark.usefixtures("empty_etcd")
+async def test_restore_fails_before_it_fills_the_etcd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    operator, sizes = Operator(), list[int]()
+
+    async def nothing(*_: Any, **__: Any) -> None:
+        pass
+
+    async def check_room(_: Any, *, size: int) -> None:
+        sizes.append(size)
+        raise NoRoom("failed to copy the data: etcd has no room")
+
+    monkeypatch.setattr(restoring, "discard_unfinished", nothing)
+    monkeypatch.setattr(restoring, "check_room", check_room)
+    snapshot = {"metadata": {"name": "ashes", "uid": "2"}, "spec": {}, "status": {"bytes": 5 << 20}}
+    operator.stores = SimpleNamespace(  # type: ignore[attr-defined]
+        snapshots={("", "ashes"): snapshot}, classes=SimpleNamespace(read=lambda *_: None)
+    )
+    control_plane = ControlPlane.model_validate(
+        {
+            "metadata": {"name": "acme", "uid": "1"},
+            "spec": {
+                "mode": "Dedicated",
+                "source": {"snapshotRef": {"name": "ashes"}, "identitySecretRef": {"name": "identity"}},
+            },
+            "status": {"restore": {"snapshot": "ashes", "location": NAME, "sha256": "0"}},
+        }
+    )
+    restorer: Any = SnapshotRestorer(
+        operator,  # type: ignore[arg-type]
+        jobs=SnapshotJobs(),
+        storage=SnapshotStorage(Volume(tmp_path), []),
+        sources=operator,  # type: ignore[arg-type]
+    )
+    with pytest.raises(ConditionError, match="restoring the data of snapshot ashes"):
+        await restorer.restore_data(control_plane, endpoint="", credentials=None, prefix="/registry/")
+    async with asyncio.timeout(20):
+        await operator.woken.get()
+    with pytest.raises(ConditionError, match="etcd has no room"):
+        await restorer.restore_data(control_plane, endpoint="", credentials=None, prefix="/registry/")
+    assert sizes == [5 << 20]
 
 
 @pytest.mark.usefixtures("empty_etcd")

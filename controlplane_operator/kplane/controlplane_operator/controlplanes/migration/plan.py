@@ -27,7 +27,7 @@ from kplane.controlplane_operator.hibernation.decision import is_rotated
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.data import estimate
 from kplane.data.follow import Place
-from kplane.data.revision import MOST_RAISED
+from kplane.data.revision import MOST_RAISED, raised_bytes
 from kplane.data.room import COPIED_SHARE, Room, room_in
 
 __all__ = ["REVISIONS_BETWEEN", "Planner"]
@@ -180,11 +180,13 @@ class Planner:
             return
         # The check also applies to a return to existing data: the copy writes all keys again, beside their former
         # revisions.
-        if not room.has(size):
+        raised = raised_bytes(revision=revision, above=floor)
+        if not room.has(size + raised):
             message = (
-                f"it has {size} bytes, and the shared etcd uses {room.used} of its quota of {room.quota}: a copy may"
-                f" fill {COPIED_SHARE:.0%} of it: a full etcd refuses the writes of all tenants. Delete objects,"
-                " or raise --quota-backend-bytes of the shared etcd (etcd.quotaBytes of the chart)"
+                f"it has {size} bytes, a higher revision takes {raised}, and the shared etcd uses {room.used} of its"
+                f" quota of {room.quota}: a copy may fill {COPIED_SHARE:.0%} of it: a full etcd refuses the writes of"
+                " all tenants. Delete objects, or raise --quota-backend-bytes of the shared etcd (etcd.quotaBytes of"
+                " the chart)"
             )
             yield MigrationBlocker(reason="EtcdQuota", message=message)
         if floor - revision > MOST_RAISED:
