@@ -7,9 +7,8 @@ import shutil
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
 import pytest
@@ -25,6 +24,7 @@ from kplane.provider.client.resources import CONFIG_MAPS, EVENTS
 from kplane.provider.errors import Expired
 from kplane.workloads import find_processes
 
+from .begun_list import BegunList
 from .behind_gateway import certified_config, external_config
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -48,36 +48,6 @@ async def is_too_old(tenant: Client, version: str) -> bool:
     except Expired:
         return True
     return False
-
-
-@dataclass(frozen=True)
-class BegunList:
-    """A list of namespaces whose first page a client has read."""
-
-    version: str
-    continued: str
-
-    @classmethod
-    async def of(cls, tenant: Client) -> Self:
-        metadata = (await page(tenant, limit="1"))["metadata"]
-        return cls(metadata["resourceVersion"], metadata["continue"])
-
-    async def is_refused(self, tenant: Client) -> bool:
-        """Tell whether the server refuses both the next page and the same list at its exact version."""
-        for query in (
-            {"continue": self.continued},
-            {"resourceVersion": self.version, "resourceVersionMatch": "Exact"},
-        ):
-            try:
-                await page(tenant, **query)
-            except Expired:
-                continue
-            return False
-        return True
-
-
-async def page(tenant: Client, **query: str) -> dict[str, Any]:
-    return dict(await tenant.request("GET", "/api/v1/namespaces", params=query))
 
 
 async def gone(client: Client) -> bool:

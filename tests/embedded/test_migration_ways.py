@@ -24,6 +24,7 @@ from kplane.provider import Client as TenantClient
 from kplane.provider.client.resources import CLUSTER_ROLES, CONFIG_MAPS, NAMESPACES
 from kplane.workloads import find_processes
 
+from .begun_list import BegunList
 from .ledger import Ledger
 from .ledger_kinds import WIDGETS
 from .moving import Mover, moving_cluster
@@ -80,6 +81,12 @@ async def versions(mover: Mover) -> dict[tuple[str, str], int]:
                 name = f"{metadata.get('namespace', '')}/{metadata['name']}"
                 version_by_object[resource.kind, name] = int(metadata["resourceVersion"])
     return version_by_object
+
+
+async def begin_list(mover: Mover) -> BegunList:
+    """Read the first page of a list, behind the gateway."""
+    async with TenantClient(mover.config, field_manager="kplane") as tenant:
+        return await BegunList.of(tenant)
 
 
 async def is_as_before(mover: Mover, ledger: Ledger) -> None:
@@ -163,6 +170,7 @@ async def test_abort_before_the_cut_restores_the_former_state(mover: Mover, ledg
 async def test_rollback_loses_no_write_and_lowers_no_version(mover: Mover, ledger: Ledger) -> None:
     control_planes = ControlPlanes(mover.cluster.client)
     await mover.patch(virtual={"start": "Always"})
+    begun_lists = [await begin_list(mover)]
     async with ledger.written():
         mover.forget_steps()
         await control_planes.move(NAME, mode="Dedicated")
@@ -170,6 +178,7 @@ async def test_rollback_loses_no_write_and_lowers_no_version(mover: Mover, ledge
         await mover.controllers_work()
     assert await keys_below(mover, key_prefix(NAME)) > SIZE // 2
     before = await versions(mover)
+    begun_lists.append(await begin_list(mover))
     # No writers run here, because their writes would raise the versions.
     mover.forget_steps()
     await control_planes.roll_back(NAME)
@@ -179,6 +188,10 @@ async def test_rollback_loses_no_write_and_lowers_no_version(mover: Mover, ledge
     after = await versions(mover)
     assert len(before) > 100
     assert [name for name, version in before.items() if after.get(name, version) < version] == []
+    # The former home has history of the time before the move, without the writes that followed. A list that a client
+    # began in either home must not continue with it.
+    async with TenantClient(mover.config, field_manager="kplane") as tenant:
+        assert [await begun.is_refused(tenant) for begun in begun_lists] == [True, True]
     async with ledger.written():
         await mover.controllers_work()
         await mover.patch(migration={"rollbackWindow": "0s"})

@@ -19,6 +19,7 @@ from kplane.provider import AlreadyExists, Client
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS
 from kplane.provider.errors import Expired
 
+from .begun_list import BegunList
 from .behind_gateway import external_config
 from .moving import Mover, moving_cluster
 
@@ -92,6 +93,19 @@ async def version(mover: Mover) -> int:
     return int(config_maps.resource_version)
 
 
+async def begin_list(mover: Mover) -> BegunList:
+    """Read the first page of a list."""
+    async with Client(mover.config, field_manager="kplane") as tenant:
+        begun_list: BegunList = await mover.eventually(lambda: BegunList.of(tenant), timeout=60)
+    return begun_list
+
+
+async def is_refused(mover: Mover, begun_list: BegunList) -> bool:
+    """Tell whether the restored control plane refuses to continue a list of the former one."""
+    async with Client(mover.config, field_manager="kplane") as tenant:
+        return await begun_list.is_refused(tenant)
+
+
 async def is_told_to_list_again(mover: Mover, since: int) -> bool:
     """Tell whether a watch from a version gets 410. Raises TimeoutError if the watch receives no event in 30 s."""
     async with Client(mover.config, field_manager="kplane") as tenant, asyncio.timeout(30):
@@ -109,19 +123,22 @@ async def test_restore_after_move_starts_above_versions_clients_saw(mover: Mover
     await mover.arrives("Dedicated")
     version_before = await version(mover)
     assert version_before > snapshot_status["revision"] + 1000
+    begun_list = await begin_list(mover)
     await restore_in_its_place(mover, mode="Virtual")
     snapshot = await mover.cluster.client.get(CONTROL_PLANE_SNAPSHOTS, NAME)
     assert snapshot["status"]["highestRevision"] >= version_before
     assert await version(mover) > version_before
     assert await is_told_to_list_again(mover, version_before)
+    assert await is_refused(mover, begun_list)
 
 
 async def test_restored_dedicated_control_plane_moves_to_virtual(mover: Mover) -> None:
-    version_before = await version(mover)
+    version_before, begun_list = await version(mover), await begin_list(mover)
     await restore_in_its_place(mover, mode="Dedicated")
     restored_version = await version(mover)
     assert version_before < restored_version < version_before + MOST_RAISED
     assert await is_told_to_list_again(mover, version_before)
+    assert await is_refused(mover, begun_list)
     await mover.ask("Virtual")
     await mover.arrives("Virtual")
     assert await version(mover) > restored_version
