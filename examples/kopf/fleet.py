@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import key_counts  # noqa: F401 - its handlers register themselves
+from importlib import import_module
 
 from kplane.provider import Manager, run
 from kplane.provider.contrib.kopf import KopfAware
 from kplane.provider.providers.file import FileProvider
 
+import_module("key_counts")  # its handlers register themselves
 run(Manager(None, FileProvider(directories=["clusters"]), awares=[KopfAware()], name="fleet"))

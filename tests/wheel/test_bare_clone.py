@@ -21,8 +21,9 @@ reveal_type(FileProvider)
 
 
 def test_mypy_pyright_and_ruff_search_every_component() -> None:
-    assert [path.rpartition("/")[2] for path in TOOLS["mypy"]["mypy_path"]] == COMPONENTS
-    assert TOOLS["pyright"]["extraPaths"] == [*COMPONENTS, "examples/kopf"]
+    assert [path.rpartition("/")[2] for path in TOOLS["mypy"]["mypy_path"]] == [*COMPONENTS, "typings"]
+    assert TOOLS["pyright"]["include"] == [*COMPONENTS, "examples"]
+    assert TOOLS["pyright"]["extraPaths"] == COMPONENTS
     assert TOOLS["ruff"]["src"] == [*COMPONENTS, "."]
 
 

@@ -440,9 +440,7 @@ class RestoreStatus(ApiModel):
     """Name of the snapshot's file."""
     sha256: Annotated[str, StringConstraints(max_length=64)] | None = None
     """The SHA-256 of the snapshot's file."""
-    control_plane_uid: Annotated[str, StringConstraints(max_length=64)] | None = Field(
-        default=None, alias="controlPlaneUID"
-    )
+    control_plane_uid: Annotated[str | None, Field(alias="controlPlaneUID", max_length=64)] = None
     """The uid of the control plane from which the data originate."""
     kubernetes_version: Annotated[str, StringConstraints(max_length=63)] | None = None
     """The version of the API server that wrote the data last."""
@@ -479,16 +477,16 @@ class ControlPlaneStatus(ApiModel):
     """The address that the control plane reserves at an API server that kplane does not run. It is recorded before the
     operator creates any object there. Other control planes cannot use an address that is here or in `endpoint`.
     """
-    cluster_uid: Annotated[str, StringConstraints(max_length=64)] | None = Field(default=None, alias="clusterUID")
+    cluster_uid: Annotated[str | None, Field(alias="clusterUID", max_length=64)] = None
     """The uid of namespace `kube-system` in the control plane. It identifies the cluster independently of its address.
     The operator writes no object into an adopted cluster before this uid is recorded, or if the cluster has another
     uid.
     """
-    service_cidr: Annotated[str, StringConstraints(max_length=43)] | None = Field(default=None, alias="serviceCIDR")
+    service_cidr: Annotated[str | None, Field(alias="serviceCIDR", max_length=43)] = None
     """The network from which Services get their addresses, if kplane runs the API server. It is set when the control
     plane is created, and does not change.
     """
-    namespace_uid: Annotated[str, StringConstraints(max_length=64)] | None = Field(default=None, alias="namespaceUID")
+    namespace_uid: Annotated[str | None, Field(alias="namespaceUID", max_length=64)] = None
     """The uid of the control plane's namespace. The operator does not use another namespace of the same name."""
     deletion_policy: DeletionPolicy | None = None
     """The deletion policy in force. It is recorded so that a deletion follows it after the class is deleted."""

@@ -57,9 +57,7 @@ class ControlPlaneRegistrationSpec(ApiModel):
 class InstanceStatus(ApiModel):
     """An instance that runs, or may run, for a registration: kube-controller-manager, kube-scheduler, or both."""
 
-    control_plane_uid: Annotated[str, StringConstraints(max_length=128)] | None = Field(
-        default=None, alias="controlPlaneUID"
-    )
+    control_plane_uid: Annotated[str | None, Field(alias="controlPlaneUID", max_length=128)] = None
     """metadata.uid of the control plane that the instance serves. While the registration moves, this is the former
     control plane.
     """
@@ -84,9 +82,7 @@ class ControlPlaneRegistrationStatus(ApiModel):
     """The Secret with the kubeconfig to use."""
     resolved_controllers_secret_ref: SecretReference | None = None
     """The Secret with the credentials and keys of controllers, if the control plane has such a Secret."""
-    control_plane_uid: Annotated[str, StringConstraints(max_length=128)] | None = Field(
-        default=None, alias="controlPlaneUID"
-    )
+    control_plane_uid: Annotated[str | None, Field(alias="controlPlaneUID", max_length=128)] = None
     """metadata.uid of the control plane. It differs from the uid of a later control plane of the same name."""
     services: Annotated[list[Service], Field(max_length=16), ATOMIC_LIST] = Field(default_factory=list)
     """The services of the spec, without duplicates and in title case."""

@@ -58,9 +58,7 @@ class ControlPlaneSnapshotStatus(ApiModel):
     """Pending, Running, Completed, or Failed while the operator waits before a retry."""
     completion_time: AwareDatetime | None = None
     """The time at which the file was read again and verified."""
-    control_plane_uid: Annotated[str, StringConstraints(max_length=64)] | None = Field(
-        default=None, alias="controlPlaneUID"
-    )
+    control_plane_uid: Annotated[str | None, Field(alias="controlPlaneUID", max_length=64)] = None
     """The uid of the saved control plane. A later control plane of the same name has another uid."""
     mode: ControlPlaneMode | None = None
     """The mode of the control plane."""
@@ -78,7 +76,7 @@ class ControlPlaneSnapshotStatus(ApiModel):
     """The number of bytes of these keys and their values."""
     sha256: Annotated[str, StringConstraints(max_length=64)] | None = None
     """The SHA-256 of the encrypted file."""
-    service_cidr: Annotated[str, StringConstraints(max_length=43)] | None = Field(default=None, alias="serviceCIDR")
+    service_cidr: Annotated[str | None, Field(alias="serviceCIDR", max_length=43)] = None
     """The network from which Services of the control plane get their addresses."""
     kubernetes_version: Annotated[str, StringConstraints(max_length=63)] | None = None
     """The version that the API server reported last."""

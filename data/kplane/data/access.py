@@ -23,7 +23,7 @@ _TO_ETCD: Final[dict[Kind, pb.Permission.Type]] = {
     "write": pb.Permission.WRITE,
     "readwrite": pb.Permission.READWRITE,
 }
-_FROM_ETCD: Final = {number: kind for kind, number in _TO_ETCD.items()}
+_FROM_ETCD: Final[dict[int, Kind]] = {number: kind for kind, number in _TO_ETCD.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
 
 from kplane.data.credentials import Credentials, HeldCredentials, Stamp
 from kplane.data.errors import (
@@ -76,7 +75,7 @@ class _Open:
     channel: grpc.aio.Channel
     credentials: Credentials | HeldCredentials
     stamp: Stamp
-    methods: dict[str, grpc.aio.UnaryUnaryMultiCallable[Message, Message]] = field(default_factory=dict)
+    methods: dict[str, grpc.aio.UnaryUnaryMultiCallable[Any, Any]] = field(default_factory=dict)
 
 
 class _Streaming(Protocol):

@@ -17,6 +17,7 @@ import orjson
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from jwt.utils import base64url_decode
 
 from kplane.api import SERVICE_ACCOUNT_ISSUER
 from kplane.gateway.errors import RouteInvalid
@@ -344,7 +345,7 @@ def _object(part: str) -> Mapping[str, Any]:
 def _decoded(part: str) -> bytes:
     """Return the content of a part of a token; empty if the part is not base64."""
     try:
-        return jwt.utils.base64url_decode(part)
+        return base64url_decode(part)
     except ValueError:
         return b""
 

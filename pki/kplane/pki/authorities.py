@@ -270,7 +270,7 @@ class TenantCertificates:
             if egress_hosts
             else None,
         )
-        return previous if previous == renewed else renewed
+        return previous if previous is not None and previous == renewed else renewed
 
     @classmethod
     def from_secret(cls, data: Mapping[str, bytes]) -> Self:

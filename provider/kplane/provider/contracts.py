@@ -74,9 +74,11 @@ class Fleet(Protocol):
 
     def get(self, name: str) -> Cluster:
         """Return the cluster of that name. Raises ClusterNotFound, or ClusterNotReady while it is being engaged."""
+        ...
 
     def names(self) -> list[str]:
         """Return the names of the provider's clusters, sorted."""
+        ...
 
 
 class Provider(Protocol):
@@ -85,6 +87,7 @@ class Provider(Protocol):
     @property
     def name(self) -> str:
         """Name for logs and metrics."""
+        ...
 
     async def run(self, fleet: Fleet) -> None:
         """Keep `fleet` up to date with all added, changed and removed clusters, until cancelled.
@@ -99,6 +102,7 @@ class HasSynced(Protocol):
 
     def has_synced(self) -> bool:
         """Tell whether the provider has read its initial list of clusters, as client-go's HasSynced."""
+        ...
 
 
 class EngagementTarget(Protocol):
@@ -106,6 +110,7 @@ class EngagementTarget(Protocol):
 
     def names(self) -> list[str]:
         """Return the names of all clusters of the fleet, sorted, and the name of the local cluster if there is one."""
+        ...
 
     async def wait_changed(self) -> None:
         """Wait until clusters were added or removed since the last call. The first call returns at once."""
@@ -134,6 +139,7 @@ class Coordinator(Protocol):
 
     def may_work(self, cluster: str) -> bool:
         """Tell whether a reconcile may begin now. Each reconcile calls this method, so it must make no API calls."""
+        ...
 
     def grace_seconds(self, cluster: str) -> float | None:
         """Return the seconds in which running reconciles must end when work is withdrawn; None is no limit."""
@@ -155,6 +161,7 @@ class Buildable(Protocol):
     @property
     def pending(self) -> bool:
         """Whether `build` is still to be called."""
+        ...
 
 
 class ControllerHost(Protocol):
@@ -163,10 +170,12 @@ class ControllerHost(Protocol):
     @property
     def workers(self) -> int:
         """Default number of concurrent reconciles of a controller."""
+        ...
 
     @property
     def reconcile_timeout_seconds(self) -> float:
         """Default timeout of a reconcile, in seconds."""
+        ...
 
     @property
     def scope(self) -> str | None:
@@ -175,10 +184,12 @@ class ControllerHost(Protocol):
     @property
     def group_kind_concurrency(self) -> Mapping[str, int]:
         """Number of concurrent reconciles by the kind of `for_`, such as `{"ReplicaSet.apps": 4}`."""
+        ...
 
     @property
     def coordinator(self) -> Coordinator:
         """Coordinator that decides which clusters this process works on."""
+        ...
 
     @property
     def provider(self) -> Provider | None:
@@ -187,9 +198,11 @@ class ControllerHost(Protocol):
     @property
     def clusters(self) -> Fleet:
         """All clusters."""
+        ...
 
     def get_cluster(self, name: str) -> Cluster:
         """Return a cluster by its name. Raises ClusterNotFound, ClusterNotReady and ClusterNotOwned."""
+        ...
 
     def expect(self, builder: Buildable) -> None:
         """Register a builder. The manager refuses to run until the builder has built its controller."""

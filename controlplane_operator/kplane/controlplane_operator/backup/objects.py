@@ -63,17 +63,19 @@ async def _with_keys(client: Client, namespace: Object) -> tuple[Object, Object 
     their record too, which reveals the exchange after a restore.
     """
     name = namespace["metadata"]["name"]
+    keys: Object | None = None
     for _ in range(_TRIES):
         try:
-            keys = await client.get(SECRETS, AUTHORITIES_SECRET, namespace=name)
-            if _is_allowed(namespace, keys):
-                return namespace, keys
+            secret = await client.get(SECRETS, AUTHORITIES_SECRET, namespace=name)
         except NotFound:
             return namespace, None
+        keys = secret
+        if _is_allowed(namespace, secret):
+            break
         # List instead of get, because the RBAC of a backup Job only allows to list namespaces.
         for latest in (await client.list(NAMESPACES, field_selector=f"metadata.name={name}")).items:
             namespace = latest
-        if _is_allowed(namespace, keys):
+        if _is_allowed(namespace, secret):
             break
     return namespace, keys
 

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import obstore
@@ -20,6 +20,9 @@ from typing_extensions import override
 
 from kplane.controlplane_operator.backup.archive import Readable, Writable
 from kplane.controlplane_operator.errors import BackupFailed, FileRefused
+
+if TYPE_CHECKING:  # obstore has the name in its stubs only
+    from obstore.store import S3Config
 
 __all__ = ["ENCRYPTED", "PLAIN", "Bucket", "Hashing", "Storage", "Volume", "digest_of", "read_small"]
 
@@ -218,14 +221,19 @@ class Bucket(Storage):
         self._url = url
         ca = credentials / "ca.crt"
         with _trusting(ca if ca.is_file() else None), self._errors("open"):
+            config: S3Config = {
+                "access_key_id": (credentials / "access-key-id").read_text().strip(),
+                "secret_access_key": (credentials / "secret-access-key").read_text().strip(),
+                "virtual_hosted_style_request": endpoint is None,
+            }
+            if endpoint is not None:
+                config["endpoint"] = endpoint
+            if region is not None:
+                config["region"] = region
             self._store = S3Store(
                 parts.netloc,
                 prefix=parts.path.strip("/") or None,
-                endpoint=endpoint,
-                region=region,
-                access_key_id=(credentials / "access-key-id").read_text().strip(),
-                secret_access_key=(credentials / "secret-access-key").read_text().strip(),
-                virtual_hosted_style_request=endpoint is None,
+                config=config,
                 client_options={"timeout": "2m", "connect_timeout": "20s"},
             )
 

@@ -34,10 +34,10 @@ _DURATION: Final = re.compile(r"[-+]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:ns|us|µs
 _DURATION_PART: Final = re.compile(r"([0-9.]+)([a-zµμ]+)")
 _UNIT_SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MAX_DURATION_SECONDS: Final = 2**63 / 10**9
-_MONTHS: Final = dict(
+_MONTHS: Final[dict[str, int]] = dict(
     zip(("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"), range(1, 13), strict=True)
 )
-_WEEKDAYS: Final = dict(zip(("sun", "mon", "tue", "wed", "thu", "fri", "sat"), range(7), strict=True))
+_WEEKDAYS: Final[dict[str, int]] = dict(zip(("sun", "mon", "tue", "wed", "thu", "fri", "sat"), range(7), strict=True))
 _FIELD_COUNT: Final = 5
 _MAX_CHARACTERS: Final = 1024
 """Limit of kplane; Kubernetes has none. Lists of all numbers in each field fit. A megabyte would take seconds to

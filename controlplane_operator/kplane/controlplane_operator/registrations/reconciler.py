@@ -203,11 +203,14 @@ class ControlPlaneRegistrationReconciler:
         uid = control_plane.metadata.uid or ""
         try:
             registration = ControlPlaneRegistration.model_validate(obj)
-            if is_paused(registration) and not registration.deleting:
-                status = registration.status
-                if not (status.ready and status.control_plane_uid == uid):
-                    return None
-                return ServiceClaim.of(registration, services=status.services, control_plane_uid=uid)
+        except ValidationError:
+            return None
+        if is_paused(registration) and not registration.deleting:
+            status = registration.status
+            if not (status.ready and status.control_plane_uid == uid):
+                return None
+            return ServiceClaim.of(registration, services=status.services, control_plane_uid=uid)
+        try:
             await self._accept(registration, control_plane=control_plane)
         except ConditionError as failure:
             if not pending or failure.reason not in _PENDING:

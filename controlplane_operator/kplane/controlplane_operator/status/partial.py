@@ -33,7 +33,6 @@ from kplane.api import (
 )
 from kplane.api.conditions import MANAGED
 from kplane.api.reasons import Reason
-from kplane.api.resource import ApiModel
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.controlplane_operator.watch.stores import Stores
@@ -61,7 +60,8 @@ class PartialObject(ResourceModel):
     kind: ClassVar[type[ResourceModel]]
     """Model of the whole object."""
 
-    status: ApiModel
+    status: Any
+    """Last status; each subclass has the model of its kind."""
 
     @classmethod
     def of(cls, obj: Object) -> Self:
@@ -76,7 +76,7 @@ class PartialObject(ResourceModel):
     @property
     def conditions(self) -> list[Condition]:
         """Conditions in the status."""
-        conditions: list[Condition] = getattr(self.status, "conditions")  # noqa: B009 - each kind's status has them
+        conditions: list[Condition] = self.status.conditions
         return conditions
 
     @property

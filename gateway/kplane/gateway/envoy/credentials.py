@@ -79,4 +79,4 @@ def _script() -> str:
         f"local {table} = {{{', '.join(f'{name} = {value}' for name, value in values.items())}}}"
         for table, values in tables.items()
     ]
-    return "\n".join([*definitions, files(__package__).joinpath("credentials.lua").read_text()])
+    return "\n".join([*definitions, files("kplane.gateway.envoy").joinpath("credentials.lua").read_text()])

@@ -28,4 +28,4 @@ def redirects() -> Message:
 @cache
 def _script() -> str:
     definitions = f'local names = {{metadata = "{_METADATA}"}}'
-    return f"{definitions}\n{files(__package__).joinpath('redirects.lua').read_text()}"
+    return f"{definitions}\n{files('kplane.gateway.envoy').joinpath('redirects.lua').read_text()}"

@@ -87,7 +87,7 @@ class Programs:
         try:
             changed = path.stat().st_mtime_ns if path is not None else 0
         except OSError:
-            path = None
+            path, changed = None, 0
         if path is None:
             return  # the start of the instance reports that the program is missing
         key = str(path), changed, names

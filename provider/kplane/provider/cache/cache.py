@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, NamedTuple, TypeVar, cast, overload
+from typing import Any, Final, NamedTuple, cast, overload
 
-from typing_extensions import override
+from typing_extensions import TypeVar, override
 
 from kplane.provider.aio.overflow import unanswered
 from kplane.provider.cache.entry import Entry
@@ -27,7 +27,8 @@ from kplane.provider.errors import ClusterNotReady, DecodeFailed, NotFound, Prov
 __all__ = ["Cache", "Decoder", "InformerKey"]
 
 _STATES: Final[tuple[FeedState, ...]] = ("unreachable", "connecting", "ready")
-T = TypeVar("T")
+T = TypeVar("T", default=Any)
+"""Result of a decoder. It has a default because it follows `ObjectT`, which has one (PEP 696)."""
 Listed = list[T]
 Decoder = Callable[[bytes], T]
 """Reads the JSON of an object, such as `msgspec.json.Decoder(Widget).decode` or `Widget.model_validate_json`."""
@@ -91,7 +92,10 @@ class Cache:
     def state(self) -> FeedState:
         """The worst state of the feeds of all informers; ready without informers. Refused kinds do not count."""
         states = {state for informer in self._informers.values() for state in informer.feed_states}
-        return next((state for state in _STATES if state in states), "ready")
+        for state in _STATES:
+            if state in states:
+                return state
+        return "ready"
 
     @property
     def error(self) -> str:

@@ -135,12 +135,15 @@ class Informer:
     def state(self) -> FeedState:
         """Whether the objects are up to date: ready, connecting (the first time), unreachable, or refused."""
         states = self.feed_states
-        return next((state for state in _STATES if state in states), "ready")
+        for state in _STATES:
+            if state in states:
+                return state
+        return "ready"
 
     @property
     def feed_states(self) -> Collection[FeedState]:
         """States of the feeds, without namespaces that were added and whose first list is not complete."""
-        states = {feed.state for feed in self.feeds}
+        states: set[FeedState] = {feed.state for feed in self.feeds}
         return states - {"connecting"} if self.synced.is_set() else states
 
     @property

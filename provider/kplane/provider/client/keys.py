@@ -15,10 +15,12 @@ class Named(Protocol):
     @property
     def namespace(self) -> str:
         """Namespace of the object."""
+        ...
 
     @property
     def name(self) -> str:
         """Name of the object."""
+        ...
 
 
 def locate(key: str | Named, *, namespace: str | None) -> tuple[str, str | None]:

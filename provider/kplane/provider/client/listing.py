@@ -33,6 +33,7 @@ class Pages(Protocol):
     @property
     def accept(self) -> str:
         """Media type for the Accept header."""
+        ...
 
     def add(self, body: bytes, *, intake: Intake) -> str | None:
         """Add a page, and return the token of the next page. Raises Unreachable if the body is no page."""

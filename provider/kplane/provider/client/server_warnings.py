@@ -41,6 +41,7 @@ class Headers(Protocol):
 
     def getall(self, key: str, default: list[str]) -> list[str]:
         """Return all values of a header."""
+        ...
 
 
 class WarningLog:

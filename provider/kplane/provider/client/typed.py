@@ -173,7 +173,9 @@ def cause_of(error: Exception) -> str:
     """Return the reason why a decoder failed, with field names but without values, which may be secret."""
     list_errors = getattr(error, "errors", None)
     if callable(list_errors):  # pydantic.ValidationError
-        details: list[dict[str, Any]] = list_errors(include_url=False, include_input=False, include_context=False)
+        details = cast(
+            "list[dict[str, Any]]", list_errors(include_url=False, include_input=False, include_context=False)
+        )
         causes = [f"{'.'.join(map(str, detail['loc'])) or 'the object'}: {detail['msg']}" for detail in details]
         more = f"; and {len(causes) - _MAX_NAMED} more" if len(causes) > _MAX_NAMED else ""
         return "; ".join(causes[:_MAX_NAMED]) + more

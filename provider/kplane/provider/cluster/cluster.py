@@ -43,6 +43,7 @@ class Origin(Protocol):
     @property
     def name(self) -> str:
         """Name of the provider, for logs and metrics."""
+        ...
 
 
 class Health(NamedTuple):

@@ -23,6 +23,7 @@ class Clustered(Hashable, Protocol):
     @property
     def cluster(self) -> str:
         """Name of the cluster."""
+        ...
 
 
 R = TypeVar("R", bound=Hashable)
@@ -34,9 +35,11 @@ class RateLimiter(Protocol[R_contra]):
 
     def next_delay(self, request: R_contra) -> float:
         """Count a failure, and return the seconds until the next try."""
+        ...
 
     def failures(self, request: R_contra) -> int:
         """Return the number of failures since `forget`."""
+        ...
 
     def forget(self, request: R_contra) -> None:
         """Reset the failures of a request that succeeded."""

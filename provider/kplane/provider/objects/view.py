@@ -103,7 +103,9 @@ class View(Generic[ObjectT]):
         result = mutate(target)
         if isinstance(target, dict) or type(result) is not type(target):
             return self.typed.encode(instance)
-        return self.typed.encode(result) if field is None else {**self.typed.encode(instance), field: fields_of(result)}
+        if field is None:
+            return self.typed.encode(cast("ObjectT", result))
+        return {**self.typed.encode(instance), field: fields_of(result)}
 
 
 def view_of(given: ObjectT) -> View[ObjectT]:

@@ -67,8 +67,9 @@ async def wait_for(
     changed = asyncio.Event()
     informer.add_handler(lambda _event: changed.set())
     informer.start()
+    limit = asyncio.timeout(timeout_seconds)
     try:
-        async with asyncio.timeout(timeout_seconds) as limit:
+        async with limit:
             await informer.wait_synced(unless_refused=True)
             while True:
                 changed.clear()

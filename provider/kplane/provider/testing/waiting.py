@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from kplane.provider.errors import ProviderError
 
@@ -25,12 +25,13 @@ async def eventually(
     or error at the time-out.
     """
     last: object = "no answer"
+    limit = asyncio.timeout(timeout_seconds)
     try:
-        async with asyncio.timeout(timeout_seconds) as limit:
+        async with limit:
             while True:
                 try:
-                    returned = probe()
-                    result = await returned if inspect.isawaitable(returned) else returned
+                    returned: Any = probe()
+                    result: T = await returned if inspect.isawaitable(returned) else returned
                 except ProviderError as error:
                     last = error
                 else:

@@ -84,7 +84,8 @@ def _bound_file_size(count: int) -> None:
 def _given_environment() -> dict[bytes, bytes]:
     """Read the environment of this process's start: Python itself has added LC_CTYPE since (PEP 538)."""
     with open("/proc/self/environ", "rb") as file:
-        return dict(item.partition(b"=")[::2] for item in file.read().split(b"\0") if item)
+        entries = [item.partition(b"=") for item in file.read().split(b"\0") if item]
+    return {name: value for name, _, value in entries}
 
 
 def landlock_version() -> int:

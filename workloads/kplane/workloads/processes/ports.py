@@ -114,6 +114,9 @@ class PortRegistry:
     def _owner(self, number: int) -> Path | None:
         try:
             owner = Path(self._claim_file(number).read_text())
+        except FileNotFoundError:
+            return None
+        try:
             return owner if number in ComponentDirectory(owner).read_ports().values() else None
         except FileNotFoundError:
             return None

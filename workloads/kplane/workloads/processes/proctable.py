@@ -152,7 +152,7 @@ def _with_marker(entry: ProcessEntry) -> ProcessEntry:
         environment = _read_environment(entry)
     except OSError:
         return entry
-    values = dict(item.partition(b"=")[::2] for item in environment.split(b"\0"))
+    values = {name: value for name, _, value in (item.partition(b"=") for item in environment.split(b"\0"))}
     return replace(
         entry,
         marker=os.fsdecode(values.get(MARKER_VARIABLE.encode(), b"")),

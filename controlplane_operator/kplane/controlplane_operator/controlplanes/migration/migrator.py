@@ -134,7 +134,7 @@ class Migrator:
         """Remove the home that the control plane does not use, because the control plane is deleted."""
         migration = control_plane.status.migration
         await self.forget(control_plane.metadata.uid or "")
-        if migration is None or migration.step in {None, MigrationStep.COMPLETED}:
+        if migration is None or migration.step is None or migration.step is MigrationStep.COMPLETED:
             return
         if not migration.step.is_cut:
             with contextlib.suppress(ConditionError):
@@ -209,7 +209,7 @@ class Migrator:
         Raises ConditionError while that other home keeps its data for a way back.
         """
         migration = control_plane.status.migration
-        if migration is None or migration.step in {None, MigrationStep.COMPLETED}:
+        if migration is None or migration.step is None or migration.step is MigrationStep.COMPLETED:
             return control_plane
         if not migration.step.is_cut:
             if migration.target == target:

@@ -77,7 +77,7 @@ class Report:
     async def say(self, control_plane: ControlPlane, told: str, *, target: Home) -> ControlPlane:
         """Report the present action or obstacle of a migration to `target`."""
         migration = control_plane.status.migration
-        if migration is None or migration.step in {None, MigrationStep.COMPLETED}:
+        if migration is None or migration.step is None or migration.step is MigrationStep.COMPLETED:
             is_planned = migration is not None and migration.step is None and migration.target == target
             planned = migration if is_planned else MigrationStatus(source=control_plane.home, target=target)
             return await self.write(control_plane, planned, status="False", reason=Reason.MIGRATION_BLOCKED, told=told)
