@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -11,10 +12,12 @@ import pytest
 
 from kplane.api.names import ACCEPT_DATA_LOSS_ANNOTATION
 from kplane.components.names import apiserver_name, etcd_name
+from kplane.controlplane_operator.backends.served_data import UNSEEN_REVISIONS
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.data import Delete, identity_key, identity_of, owner_key
 from kplane.provider import Client
 from kplane.provider.client.resources import CONFIG_MAPS
+from kplane.provider.errors import Expired
 from kplane.workloads import find_processes
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -49,6 +52,17 @@ async def accept(field: Any, name: str, identity: str) -> dict[str, Any]:
     annotations = {ACCEPT_DATA_LOSS_ANNOTATION: identity}
     await field.client.patch(CONTROL_PLANES, name, {"metadata": {"annotations": annotations}})
     return dict((await field.becomes("ControlPlane", name, "Reconciled"))["status"])
+
+
+async def is_told_to_list_again(tenant: Client, *, since: str) -> bool:
+    """Return whether a watch from a version gets 410. Raises TimeoutError if the watch lasts for 30 s."""
+    async with asyncio.timeout(30):
+        try:
+            async for _ in tenant.watch(CONFIG_MAPS, resource_version=since, namespace="default"):
+                pass
+        except Expired:
+            return True
+    return False
 
 
 def _probe(look: Any) -> Any:
@@ -103,13 +117,20 @@ async def test_emptied_volume_of_dedicated_etcd_is_lost_until_accepted(field: An
     name = "wiped"
     status = await served(field, name, mode="Dedicated")
     directory = field.state / etcd_name(name)
+    async with Client(await field.tenant(name), field_manager="kplane") as tenant:
+        seen = (await tenant.get(CONFIG_MAPS, "note", namespace="default"))["metadata"]["resourceVersion"]
     shutil.rmtree(directory / "data")
     for pid in find_processes(directory):
         os.kill(pid, signal.SIGKILL)
     await is_lost(field, name, status=status)
+    # No new etcd began in the emptied volume.
+    assert not (directory / "data" / "member" / "wal").exists()
     renewed = await accept(field, name, status["dataIdentity"])
     assert renewed["dataIdentity"] != status["dataIdentity"]
     async with Client(await field.tenant(name), field_manager="kplane") as tenant:
         await field.eventually(
             lambda: tenant.exists(CONFIG_MAPS, "note", namespace="default"), lambda found: not found, timeout=30
         )
+        # The new data have higher revisions, so a client that saw the lost data notices it.
+        assert await is_told_to_list_again(tenant, since=seen)
+    assert renewed["servedRevision"] > UNSEEN_REVISIONS

@@ -22,7 +22,13 @@ from kplane.api.reasons import Reason
 from kplane.components.etcd import client_url, etcd_component, peer_url
 from kplane.components.names import etcd_name
 from kplane.controlplane_operator.backends import members as backend
-from kplane.controlplane_operator.backends.members import DedicatedEtcd, EtcdKeys, EtcdMembers
+from kplane.controlplane_operator.backends.members import (
+    DedicatedEtcd,
+    EtcdKeys,
+    EtcdMembers,
+    EtcdWithoutData,
+    Founding,
+)
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.data import Client, DataError, HeldCredentials, Members, digest
 from kplane.embedded.components import bound
@@ -37,6 +43,7 @@ pytestmark = pytest.mark.integration
 NAMES = tuple(etcd_name("acme", number) for number in range(3))
 SPEC = {"metadata": {"name": "acme", "uid": "1"}, "spec": {"mode": "Dedicated"}}
 PUBLISHED = ControlPlane.model_validate({**SPEC, "status": {"endpoint": "https://acme"}})
+FIRST = Founding()
 
 
 class Crash(Exception):
@@ -57,19 +64,28 @@ class Tenant:
         client = issue_client(self.authority, user="kube-apiserver")
         self.keys = EtcdKeys(self.authority.certificate, server, client)
 
-    async def ensure(self, asked: int, *, control_plane: ControlPlane = PUBLISHED) -> EtcdMembers:
+    async def ensure(
+        self, asked: int, *, control_plane: ControlPlane = PUBLISHED, founding: Founding | None = FIRST
+    ) -> EtcdMembers:
         """Reconcile once with an operator that has just started."""
         etcd = DedicatedEtcd(self.runtime, quota_bytes=1 << 30)
         size = etcd.wanted(control_plane, asked=asked)
         addresses = await etcd.reserve(control_plane, wanted=size)
-        return await etcd.ensure(control_plane, addresses=addresses, wanted=size, keys=self.keys)
+        members = await etcd.ensure(control_plane, addresses=addresses, wanted=size, keys=self.keys, founding=founding)
+        if founding is None or founding.begins_at is not None:
+            return members
+        if await etcd.confirm(control_plane, founding=founding):
+            raise ConditionError(Reason.PROVISIONING, "etcd restarts")
+        return members
 
-    async def becomes(self, asked: int, *, control_plane: ControlPlane = PUBLISHED) -> EtcdMembers:
+    async def becomes(
+        self, asked: int, *, control_plane: ControlPlane = PUBLISHED, founding: Founding | None = FIRST
+    ) -> EtcdMembers:
         """Reconcile until the members are settled and have no lag."""
 
         async def look() -> EtcdMembers | str:
             try:
-                members = await self.ensure(asked, control_plane=control_plane)
+                members = await self.ensure(asked, control_plane=control_plane, founding=founding)
             except (ConditionError, Crash) as error:
                 return repr(error)
             return members if members.settled and members.lag is None else repr(members)
@@ -260,6 +276,60 @@ async def test_member_without_its_data_does_not_start(tenant: Tenant) -> None:
         await tenant.ensure(3)
     assert caught.value.reason is Reason.API_SERVER_NOT_READY
     assert "waiting for a majority of the members of etcd" in caught.value.message
+
+
+@pytest.mark.slow
+async def test_only_member_begins_anew_only_after_an_accepted_loss(tenant: Tenant) -> None:
+    new, [name] = ControlPlane.model_validate(SPEC), NAMES[:1]
+    await tenant.becomes(1, control_plane=new)
+    pid = tenant.runtime.state(name).pid
+    await tenant.becomes(1, founding=None)
+    await tenant.put("key", "value")
+    assert pid is not None
+    assert tenant.runtime.state(name).pid == pid
+
+    shutil.rmtree(tenant.directory / name / "data")
+    os.kill(pid, signal.SIGKILL)
+
+    async def problem() -> str:
+        try:
+            await tenant.ensure(1, founding=None)
+        except ConditionError as error:
+            return f"{type(error).__name__}: {error}"
+        return "begun"
+
+    told = await tenant.eventually(problem, lambda found: found.startswith(EtcdWithoutData.__name__), timeout=60.0)
+    assert told == f"EtcdWithoutData: {name} has no data"
+    # An operator that starts anew does not take the member for one that an earlier version made.
+    assert not (await problem()).startswith("begun")
+
+    accepted = Founding(after="loss")
+    await tenant.becomes(1, founding=accepted)
+    assert await tenant.runtime.data_mark(name) == "alone-loss"
+    pid = tenant.runtime.state(name).pid
+    await tenant.becomes(1, founding=None)
+    assert tenant.runtime.state(name).pid == pid
+    async with tenant.client(name) as client:
+        assert await client.count("/registry/") == 0
+
+
+@pytest.mark.slow
+async def test_member_of_an_earlier_version_is_not_restarted_while_it_runs(tenant: Tenant) -> None:
+    name = NAMES[0]
+    await tenant.becomes(1, founding=Founding(begins_at=1000))
+    assert await tenant.runtime.data_mark(name) is None
+    await tenant.becomes(1, founding=None)
+    pid = tenant.runtime.state(name).pid
+    await tenant.becomes(1, founding=None)
+    assert tenant.runtime.state(name).pid == pid
+    assert await tenant.runtime.data_mark(name) is None
+    await tenant.put("key", "value")
+    await tenant.runtime.stop(name)
+    # A member that does not run is restarted anyway, and does not begin anew from then on.
+    await tenant.becomes(1, founding=None)
+    assert await tenant.runtime.data_mark(name) == "alone"
+    async with tenant.client(name) as client:
+        assert await client.count("/registry/") == 1
 
 
 @pytest.mark.slow

@@ -94,6 +94,12 @@ class Dedicated:
     async def become_ready(self, **selector):
         self.ask(**selector)
         assert (await self.look())[0] is Reason.PROVISIONING
+        first = await self.run(self.etcd, **selector)
+        # The data of etcd get a mark. From then on, the pod has arguments with which etcd does not begin anew.
+        assert (await self.look())[0] is Reason.PROVISIONING
+        await self.cluster.eventually(
+            lambda: self.pod(self.etcd, **selector), lambda pod: pod["metadata"]["uid"] != first["metadata"]["uid"]
+        )
         await self.run(self.etcd, **selector)
         self.published = True
         await self.look()

@@ -222,6 +222,7 @@ async def test_data_mark_is_kept_over_a_restart_until_it_is_removed(cluster):
     name = f"{namespace}--server"
     async with cluster.runtime() as runtime:
         assert await runtime.data_mark(name) is None
+        assert not await runtime.has_data(name)
         with pytest.raises(RuntimeFailure, match="it has no volume in namespace pods-marked yet"):
             await runtime.mark_data(name, "one")
         await runtime.apply(server(name, data=True))
@@ -229,6 +230,7 @@ async def test_data_mark_is_kept_over_a_restart_until_it_is_removed(cluster):
         assert await runtime.data_mark(name) is None
         await runtime.mark_data(name, "one")
         await runtime.mark_data(name, "two")
+        assert await runtime.has_data(name)
         assert await runtime.data_mark(name) == "two"
     # The next operator reads the mark. An administrator removes the mark as in docs/how-to/dedicated-members.md.
     async with cluster.runtime() as runtime:

@@ -203,6 +203,10 @@ class Runtime(Protocol):
         """Allow others to delete the component's data. Before this call, only `delete` removes the data."""
         ...
 
+    async def has_data(self, name: str) -> bool:
+        """Return whether the component has a place for data, such as a volume."""
+        ...
+
     async def data_mark(self, name: str) -> str | None:
         """Return the mark that `mark_data` wrote; None if the component has no data, or the data have no mark."""
         ...

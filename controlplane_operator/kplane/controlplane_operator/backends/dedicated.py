@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from kplane.api import ControlPlane, ControlPlaneClass, DeletionPolicy
+from kplane.api import READY, ControlPlane, ControlPlaneClass, DeletionPolicy, find_condition
 from kplane.api.reasons import Reason
 from kplane.components.egress_proxy import PROXY_PROCESS, ProxyProgram
 from kplane.components.etcd import ETCD_PORTS, EtcdAccess, client_url
@@ -17,9 +17,15 @@ from kplane.controlplane_operator.backends.api_server_runner import ApiServerRun
 from kplane.controlplane_operator.backends.base import Provision, VersionLag, data_errors, runtime_errors, start_errors
 from kplane.controlplane_operator.backends.class_settings import scheduling_of, takes_our_tokens
 from kplane.controlplane_operator.backends.lost_data import data_lost
-from kplane.controlplane_operator.backends.members import DedicatedEtcd, EtcdKeys, EtcdMembers
+from kplane.controlplane_operator.backends.members import (
+    DedicatedEtcd,
+    EtcdKeys,
+    EtcdMembers,
+    EtcdWithoutData,
+    Founding,
+)
 from kplane.controlplane_operator.backends.restore import Restorer
-from kplane.controlplane_operator.backends.served_data import given_up, served_data
+from kplane.controlplane_operator.backends.served_data import given_up, revision_after_loss, served_data
 from kplane.controlplane_operator.backends.trial import try_scheduling
 from kplane.controlplane_operator.backends.versions import ApiServerPlanner
 from kplane.controlplane_operator.context import OperatorContext
@@ -30,7 +36,7 @@ from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.data import Client, DataError, DataLost, HeldCredentials, RevisionTooFar, Usage, identify
 from kplane.data.fence import fence, is_fenced, lift_fence, seal
 from kplane.data.follow import LARGEST_ANSWER, Place
-from kplane.data.revision import raise_revision
+from kplane.data.revision import MOST_RAISED, raise_revision
 from kplane.pki.primitives import issue_client
 from kplane.provider import ClusterConfig, NotFound
 from kplane.provider.client.resources import SERVICE_ACCOUNTS
@@ -90,8 +96,15 @@ class DedicatedProvisioner:
     async def ensure(self, control_plane: ControlPlane, *, writes: bool = True) -> Provision:
         """Run etcd, then the API server on it."""
         published = control_plane.status.endpoint is not None
-        begins_at = self._begins_at(control_plane)
-        etcd = await self._run_etcd(control_plane, begins_at=begins_at)
+        # Before the cut of a move, the data of the new home are a copy.
+        founding = self._founding(control_plane) if writes else Founding()
+        try:
+            etcd = await self._run_etcd(control_plane, founding=founding)
+        except ConditionError as error:
+            if founding is None:
+                await self._check_lost(control_plane, error)
+            raise
+        begins_at = founding.begins_at if founding is not None else None
         keys, members = etcd.keys, etcd.members
         urls = tuple(client_url(address) for address in members.voters)
         if not published and control_plane.status.restore is not None:
@@ -100,6 +113,8 @@ class DedicatedProvisioner:
             await self._restorer.restore_data(control_plane, endpoint=urls[0], credentials=held, prefix=f"{_PREFIX}/")
             if begins_at is not None or not members.settled:
                 raise ConditionError(Reason.PROVISIONING, "the data are restored; waiting until etcd has restarted")
+        if founding is not None and writes:
+            await self._complete_founding(control_plane, etcd=etcd, founding=founding)
         # A migration copies the identity of the data last. Until then, the data of this home have none.
         identity, revision = await self._identify(control_plane, etcd=etcd) if writes else (None, None)
         if not writes:
@@ -153,12 +168,10 @@ class DedicatedProvisioner:
         is not ready.
         """
         published, phase = control_plane.status.endpoint is not None, self._api_servers.phase(control_plane)
-        pair = issue_client(etcd.ground.authorities.etcd, user=_ETCD_ROOT)
-        credentials = HeldCredentials(ca=etcd.keys.ca, certificate=pair.certificate, key=pair.key)
         served, accepted_loss = served_data(control_plane), given_up(control_plane)
         for address in etcd.members.voters:
             endpoint = client_url(address)
-            async with Client(endpoint, credentials=credentials, timeout_seconds=_LOOK_SECONDS) as client:
+            async with _look_into(etcd, endpoint) as client:
                 try:
                     identity = await identify(client, f"{_PREFIX}/", served=served, given_up=accepted_loss)
                     return identity, await client.revision()
@@ -173,7 +186,61 @@ class DedicatedProvisioner:
                         raise ConditionError(reason, str(error)) from error
         return None, None
 
-    async def _run_etcd(self, control_plane: ControlPlane, *, begins_at: int | None) -> _Etcd:
+    async def _check_lost(self, control_plane: ControlPlane, error: ConditionError) -> None:
+        """Stop the API server and raise ConditionError (DataLost) if etcd does not run because its data are lost.
+
+        `error` is the reason why etcd does not run. A lost etcd keeps that condition while its program starts again.
+        """
+        ready = find_condition(control_plane.status.conditions, READY)
+        if not isinstance(error, EtcdWithoutData):
+            if ready is not None and ready.reason == Reason.DATA_LOST:
+                raise ConditionError(Reason.DATA_LOST, ready.message) from error
+            return
+        if self._api_servers.phase(control_plane) is not Phase.ABSENT:
+            with runtime_errors(Reason.DATA_LOST):
+                await self._api_servers.stop(control_plane)
+        raise data_lost(control_plane, told=error.message) from error
+
+    async def _complete_founding(self, control_plane: ControlPlane, *, etcd: _Etcd, founding: Founding) -> None:
+        """Have etcd begin at the revision of `founding`, and then not begin again without data.
+
+        After an accepted loss, that revision is above all revisions that clients saw, so that their watches get 410. An
+        empty etcd is made again, and any other one is raised by writes. Raises ConditionError until that is done.
+        """
+        reason = start_reason(Reason.PROVISIONING, published=control_plane.status.endpoint is not None)
+        begins_at = founding.begins_at
+        if begins_at is not None:
+            try:
+                async with _look_into(etcd, client_url(etcd.members.voters[0])) as client:
+                    revision, keys = await client.revision(), await client.count(f"{_PREFIX}/")
+                    if revision < begins_at and self._api_servers.phase(control_plane) is not Phase.ABSENT:
+                        with runtime_errors(reason):
+                            await self._api_servers.stop(control_plane)
+                    if revision < begins_at and keys:
+                        # A later pass raises the rest.
+                        revision = await raise_revision(client, above=min(begins_at - 1, revision + MOST_RAISED - 1))
+                    if revision >= begins_at:
+                        # Clients may ask for earlier revisions, at which this etcd lacks the data.
+                        await client.compact(begins_at)
+            except DataError as error:
+                raise ConditionError(reason, str(error)) from error
+            if revision < begins_at:
+                if not keys:
+                    await self._delete_etcd(control_plane, reason=reason)
+                raise ConditionError(reason, f"after the loss, etcd at revision {revision} is raised to {begins_at}")
+        with runtime_errors(reason):
+            if await self._etcd.confirm(control_plane, founding=founding):
+                raise ConditionError(reason, "etcd has begun; waiting until it has restarted")
+
+    async def _delete_etcd(self, control_plane: ControlPlane, *, reason: Reason) -> None:
+        """Delete all members of etcd with their data."""
+        names = self._runtime.names()
+        with runtime_errors(reason):
+            for member in _members(control_plane):
+                if member in names:
+                    await self._runtime.delete(member)
+
+    async def _run_etcd(self, control_plane: ControlPlane, *, founding: Founding | None) -> _Etcd:
         """Run etcd, with keys and addresses for the API server on it. Raises ConditionError until etcd is ready."""
         published = control_plane.status.endpoint is not None
         plan = await self._planner.plan(control_plane)
@@ -203,7 +270,7 @@ class DedicatedProvisioner:
                 wanted=target,
                 keys=keys,
                 trial=try_scheduling(self._runtime, _api_server(control_plane), scheduling),
-                begins_at=begins_at,
+                founding=founding,
             )
         return _Etcd(ground, keys, members, asked=requested, wanted=target, scheduling=scheduling)
 
@@ -216,7 +283,7 @@ class DedicatedProvisioner:
         Raises ConditionError until etcd is ready, and RevisionTooFar if an existing etcd cannot be raised to that
         revision.
         """
-        etcd = await self._run_etcd(control_plane, begins_at=begins_at if new else None)
+        etcd = await self._run_etcd(control_plane, founding=Founding(begins_at if new else None))
         if etcd.members.lag is not None:
             raise ConditionError(Reason.MIGRATING, etcd.members.lag.message)
         if not etcd.members.settled:
@@ -278,6 +345,15 @@ class DedicatedProvisioner:
         """Delete the API server; etcd and its fence stay."""
         with runtime_errors(Reason.MIGRATING):
             await self._api_servers.delete(control_plane)
+
+    def _founding(self, control_plane: ControlPlane) -> Founding | None:
+        """Return the permission to begin without data; None if data were served, and their loss is not accepted."""
+        if served_data(control_plane) is not None:
+            return None
+        status = control_plane.status
+        if status.endpoint is None and status.data_identity is None:
+            return Founding(self._begins_at(control_plane))
+        return Founding(revision_after_loss(control_plane), after=control_plane.data_loss_acceptance)
 
     def _begins_at(self, control_plane: ControlPlane) -> int | None:
         """Return the revision at which the etcd of a restore begins; None once the data are restored.
@@ -348,6 +424,13 @@ def _with_held(lag: VersionLag | None, *, held: bool) -> VersionLag | None:
         return lag
     message = "etcd keeps its nodes until kube-apiserver runs with the pod settings of the class"
     return VersionLag(Reason.ROLLING_OUT, f"{lag.message}; {message}" if lag is not None else message)
+
+
+def _look_into(etcd: _Etcd, endpoint: str) -> Client:
+    """Return a client of a member that has the rights of root and short time-outs."""
+    pair = issue_client(etcd.ground.authorities.etcd, user=_ETCD_ROOT)
+    credentials = HeldCredentials(ca=etcd.keys.ca, certificate=pair.certificate, key=pair.key)
+    return Client(endpoint, credentials=credentials, timeout_seconds=_LOOK_SECONDS)
 
 
 def _place(control_plane: ControlPlane) -> tuple[str | None, int]:

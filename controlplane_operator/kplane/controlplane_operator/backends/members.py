@@ -7,11 +7,15 @@ reads the results of earlier steps from etcd and from the runtime. So an interru
 The data of each member that ever had a vote carry a mark (`Runtime.mark_data`). A member with a vote and without a mark
 has lost its data if it is not ready. Its program does not start on new data, because its configuration has it join a
 cluster that consists of itself alone.
+
+The only member gets a mark as soon as its etcd has begun, before an API server uses it. From then on, it does not start
+on new data either. After an accepted loss, the member begins once more, and its new data get another mark.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -38,7 +42,7 @@ from kplane.workloads import (
     WorkloadsError,
 )
 
-__all__ = ["DedicatedEtcd", "EtcdKeys", "EtcdMembers"]
+__all__ = ["DedicatedEtcd", "EtcdKeys", "EtcdMembers", "EtcdWithoutData", "Founding"]
 
 _log = logging.getLogger(__name__)
 
@@ -50,10 +54,37 @@ _ATTEMPTS: Final = 5
 """Number of attempts of one call to promote a learner."""
 _ASK_AGAIN_SECONDS: Final = 0.2
 _ANYWHERE: Final = SchedulingTrial(None)
+_ALONE: Final = "alone"
+"""Mark of data of the only member."""
 _VOTED: Final = "voted"
 """Mark of data whose member has a vote, or was about to get it."""
 _COMPLETE: Final = "complete"
 """Mark of data whose etcd had all its members at least once."""
+_NO_CLUSTER: Final = "cannot fetch cluster info from peer urls"
+"""Last words of an etcd that may not begin a cluster, and has no data."""
+
+
+class EtcdWithoutData(ConditionError):
+    """The only member of an etcd has no data, and does not begin without them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Founding:
+    """Permission for an etcd of one member to begin without data."""
+
+    begins_at: int | None = None
+    """Revision at which the etcd begins, until its data are complete; None if any revision will do."""
+    after: str | None = None
+    """Name of the accepted loss of the former data; None if there were no data."""
+
+    @property
+    def mark(self) -> str:
+        """Mark of the data after this permission is used."""
+        return _ALONE if self.after is None else f"{_ALONE}-{self.after}"
+
+    def is_over(self, mark: str | None) -> bool:
+        """Return whether data with this mark, or lost data that had it, used up the permission."""
+        return mark == self.mark or (self.after is None and mark is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +180,11 @@ class DedicatedEtcd:
         return MOST_ETCD_MEMBERS if self._begun(control_plane) else asked
 
     async def reserve(self, control_plane: ControlPlane, *, wanted: int) -> list[Address]:
-        """Reserve and return the addresses of the members, or of the first alone until its data have a mark."""
+        """Reserve and return the addresses of the members, or of the first alone until its data have a voter's mark."""
         first = etcd_name(control_plane.name, slot=control_plane.home.slot)
-        alone = wanted == 1 or (not self._begun(control_plane) and await self._runtime.data_mark(first) is None)
+        alone = wanted == 1 or (
+            not self._begun(control_plane) and await self._runtime.data_mark(first) not in {_VOTED, _COMPLETE}
+        )
         return [
             await self._runtime.reserve(
                 etcd_name(control_plane.name, number, slot=control_plane.home.slot), ports=ETCD_PORTS
@@ -166,16 +199,16 @@ class DedicatedEtcd:
         addresses: Sequence[Address],
         wanted: int,
         keys: EtcdKeys,
+        founding: Founding | None,
         trial: SchedulingTrial = _ANYWHERE,
-        begins_at: int | None = None,
     ) -> EtcdMembers:
         """Run the members with the addresses of `reserve`, and take the next step towards `wanted` members.
 
-        A new etcd begins at revision `begins_at`, if that is given. Existing members keep their scheduling while
-        `trial` holds them.
+        A single member without data begins only with `founding`. Existing members keep their scheduling while `trial`
+        holds them.
 
-        Raises ConditionError while no API server can use the etcd. Before the publication of the control plane, also
-        raises it while a member is missing.
+        Raises ConditionError while no API server can use the etcd, and EtcdWithoutData if a single member has no data.
+        Before the publication of the control plane, also raises ConditionError while a member is missing.
         """
         if len(addresses) == 1:
             result = await self._alone(
@@ -184,7 +217,7 @@ class DedicatedEtcd:
                 wanted=wanted,
                 keys=keys,
                 trial=trial,
-                begins_at=begins_at,
+                founding=founding,
             )
         else:
             result = await self._several(control_plane, addresses=addresses, keys=keys, trial=trial)
@@ -200,14 +233,15 @@ class DedicatedEtcd:
         wanted: int,
         keys: EtcdKeys,
         trial: SchedulingTrial,
-        begins_at: int | None,
+        founding: Founding | None,
     ) -> EtcdMembers:
         name, published = (
             etcd_name(control_plane.name, slot=control_plane.home.slot),
             control_plane.status.endpoint is not None,
         )
-        membership = Membership(0, {0: peer_url(address)}, joins=False)
         several = wanted > 1
+        begins = await self._begins(name, founding=founding, several=several)
+        membership = Membership(0, {0: peer_url(address)}, joins=not begins)
         component = self._describe(
             control_plane,
             address=address,
@@ -215,16 +249,21 @@ class DedicatedEtcd:
             scheduling=trial.scheduling,
             membership=membership,
             several=several,
-            begins_at=begins_at,
+            begins_at=founding.begins_at if begins and founding is not None else None,
         )
         held = trial.holds(self._runtime.state(name))
         await self._runtime.apply(replace(component, scheduling_held=held))
+        if not begins and await self._runtime.data_mark(name) is None:
+            with contextlib.suppress(RuntimeFailure):  # the volume may not exist yet
+                await self._runtime.mark_data(name, _ALONE)
         try:
             await check_ready(self._runtime, name, what="etcd", published=published)
-        except ConditionError:
+        except ConditionError as error:
             # Check after the failure, because a pod that is being replaced has no node for a moment either.
             if held and self._runtime.state(name).unplaced:
                 await self._runtime.apply(component)
+            if not begins and _NO_CLUSTER in self._runtime.state(name).message:
+                raise EtcdWithoutData(error.reason, f"{name} has no data") from error
             raise
         settled = self._runtime.settled(name)
         if not several:
@@ -232,6 +271,41 @@ class DedicatedEtcd:
         # From now on, other members may have more data than this one, so it must not start on other data any more.
         await self._runtime.mark_data(name, _VOTED)
         return EtcdMembers((address,), settled, _lag(1, of=wanted, why="the next one is about to join"), _SOON_SECONDS)
+
+    async def _begins(self, name: str, *, founding: Founding | None, several: bool) -> bool:
+        """Return whether the only member may begin without data. Marks new data once that is over.
+
+        Without `founding`, the data were served. If they have no mark, an earlier version made them, or they are lost.
+        The former are not restarted while they run. A member that does not run is restarted in any case.
+        """
+        mark, ready = await self._runtime.data_mark(name), self._runtime.state(name).phase is Phase.READY
+        if founding is not None:
+            if founding.is_over(mark):
+                return False
+            if not ready or several or founding.begins_at is not None:
+                return True
+            await self._runtime.mark_data(name, founding.mark)
+            return False
+        if mark is not None:
+            return False
+        # The state of a program that ended a moment ago may still be READY.
+        if await self._runtime.has_data(name):
+            with contextlib.suppress(ConditionError):
+                await check_ready(self._runtime, name, what="etcd", published=True)
+                return True
+        return False
+
+    async def confirm(self, control_plane: ControlPlane, *, founding: Founding) -> bool:
+        """Mark the data of the only member, which begins at the required revision.
+
+        Returns whether the next call of `ensure` restarts the member, because the mark is new.
+        """
+        name = etcd_name(control_plane.name, slot=control_plane.home.slot)
+        mark = await self._runtime.data_mark(name)
+        if self._begun(control_plane) or mark in {_VOTED, _COMPLETE} or founding.is_over(mark):
+            return False
+        await self._runtime.mark_data(name, founding.mark)
+        return True
 
     def _keeps_scheduling(self, name: str, *, trial: SchedulingTrial) -> bool:
         """Return whether a settled member has a scheduling other than the desired one."""

@@ -60,6 +60,11 @@ class Claims:
             self._protected.pop(name, None)
         return f"PersistentVolumeClaim {placement.namespace}/{claim_name(placement)}" if claim is not None else None
 
+    async def exists(self, name: str, *, placement: Placement) -> bool:
+        """Return whether the claim exists."""
+        with _failing(name, placement):
+            return await self._get(name, placement) is not None
+
     async def mark(self, name: str, *, placement: Placement) -> str | None:
         """Return the mark of the data; None if the claim does not exist, or has no mark."""
         with _failing(name, placement):

@@ -284,6 +284,10 @@ class PodRuntime:
         async with self._locks.holding(name):
             await self._claims.unprotect(name, placement=self._place(name))
 
+    async def has_data(self, name: str) -> bool:
+        """See `Runtime.has_data`. Raises RuntimeFailure if the cluster cannot be read."""
+        return await self._claims.exists(name, placement=self._place(name))
+
     async def data_mark(self, name: str) -> str | None:
         """See `Runtime.data_mark`. The mark is an annotation of the PersistentVolumeClaim."""
         return await self._claims.mark(name, placement=self._place(name))

@@ -224,6 +224,11 @@ class ProcessRuntime:
     async def unprotect(self, name: str) -> None:
         """See `Runtime.unprotect`. Has no effect: the cluster cannot delete a directory of this machine."""
 
+    async def has_data(self, name: str) -> bool:
+        """See `Runtime.has_data`."""
+        async with self._supervision(name) as supervision:
+            return supervision.directory.data.is_dir()
+
     async def data_mark(self, name: str) -> str | None:
         """See `Runtime.data_mark`."""
         async with self._supervision(name) as supervision:
