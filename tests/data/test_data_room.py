@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kplane.data import (
+    MOST_RAISED,
     Client,
     Credentials,
     Follower,
@@ -94,10 +95,10 @@ async def test_copy_without_room_deletes_its_keys(small: Client) -> None:
 
 
 async def test_raise_revision_refuses_before_its_writes_fill_etcd(small: Client) -> None:
-    await _fill(small, _TARGET, count=55)
+    await _fill(small, _TARGET, count=42)
     before = await small.revision()
-    with pytest.raises(NoRoom, match="a copy of 12000060 more bytes"):
-        await raise_revision(small, above=before + 200_000)
+    with pytest.raises(NoRoom, match="a copy of 18000000 more bytes"):
+        await raise_revision(small, above=before + MOST_RAISED - 1)
     assert await small.revision() == before
     assert await raise_revision(small, above=before + 100) > before + 100
 
