@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from kplane.provider import Client, ClusterConfig, Unreachable
+from kplane.provider import Client, Cluster, ClusterConfig, Unreachable
 from kplane.provider.aio.overflow import unanswered
+from kplane.provider.cluster.cluster import Wiring
 from kplane.provider.controllers.queue import FairQueue
 from kplane.provider.controllers.workers import Controller
 from tests.silent_server import silent_server
@@ -173,6 +174,23 @@ async def test_client_releases_the_worker_unless_keeps_worker(
         queue.add("one")
         await eventually(lambda: failed, lambda found: found == [("one", True)])
     assert waiting == [0 if keeps_worker else 1]
+
+
+@pytest.mark.parametrize("name", ["", "acme"], ids=["local", "of the fleet"])
+async def test_only_the_local_cluster_keeps_workers(eventually: Callable[..., Any], silent: str, name: str) -> None:
+    cluster, queue, waiting = Cluster(name, config=ClusterConfig(server=silent)), FairQueue[str](), list[int]()
+    cluster.wire(Wiring(local_keeps_worker=True, timeout_seconds=0.7))
+
+    async def reconcile(_: str) -> None:
+        try:
+            await cluster.client.probe()
+        except Unreachable:
+            waiting.append(controller.waiting)
+
+    controller = Controller("test", reconcile, queue=queue, workers=1, waiting=1)
+    async with contextlib.aclosing(cluster), running(controller):
+        queue.add("one")
+        await eventually(lambda: waiting, lambda found: found == [1 if name else 0])
 
 
 async def test_unanswered_has_no_effect_outside_a_reconcile() -> None:

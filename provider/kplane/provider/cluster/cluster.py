@@ -23,6 +23,7 @@ from kplane.provider.client.limits import AnswerLimits
 from kplane.provider.client.resources import Resource
 from kplane.provider.client.rest import FieldValidation
 from kplane.provider.client.server_warnings import WarningHandler
+from kplane.provider.cluster.context import LOCAL
 from kplane.provider.cluster.recorder import EventRecorder
 from kplane.provider.errors import ClusterNotFound
 
@@ -76,8 +77,9 @@ class Wiring:
     as `field_manager`, name themselves `user_agent`, and ask for `field_validation`; `on_warning` gets the warnings of
     API servers. `transform` changes objects before they are cached, and `cache_scopes` select them. If a function
     returns None for a scope, the cache keeps all objects. `before_write` is called with the name of the cluster before
-    each write. An exception prevents the write, and a returned number is its deadline in seconds. `keeps_worker` is
-    passed to each `Client`. Caches list all objects again every `relist_seconds`. Raises ProviderError for a scope
+    each write. An exception prevents the write, and a returned number is its deadline in seconds. With
+    `local_keeps_worker`, reconciles that wait for the local cluster keep their workers (see `Client`). Caches list all
+    objects again every `relist_seconds`. Raises ProviderError for a scope
     whose key is no kind.
     """
 
@@ -91,7 +93,7 @@ class Wiring:
     field_validation: FieldValidation = "Warn"
     on_warning: WarningHandler | None = None
     timeout_seconds: float = 30.0
-    keeps_worker: bool = False
+    local_keeps_worker: bool = False
     relist_seconds: float = 3600.0
     calls: CallsOf | None = None
 
@@ -177,7 +179,7 @@ class Cluster:
             field_validation=wiring.field_validation,
             cluster=self._live.name,
             on_warning=wiring.on_warning,
-            keeps_worker=wiring.keeps_worker,
+            keeps_worker=wiring.local_keeps_worker and self._live.name == LOCAL,
         )
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar, cast, overload
 
@@ -176,6 +176,7 @@ class ControllerBuilder(Generic[R]):
         logger: Logger | None = None,
         retry_cluster_not_found: bool | None = None,
         while_unreachable: bool | None = None,
+        on_failure: Callable[[R, BaseException], Awaitable[None]] | None = None,
         engage: Engage | None = None,
         reconcile: AnyReconcile[R] | None = None,
     ) -> Self:
@@ -191,6 +192,7 @@ class ControllerBuilder(Generic[R]):
             "logger": logger,
             "retry_cluster_not_found": retry_cluster_not_found,
             "while_unreachable": while_unreachable,
+            "on_failure": on_failure,
             "engage": engage.over(self._options.engage) if engage is not None else None,
         }
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}

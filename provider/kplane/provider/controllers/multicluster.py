@@ -290,7 +290,7 @@ class MulticlusterController(Generic[R]):
 
     def _start_raw(self, source: RawSource[R], tasks: asyncio.TaskGroup) -> None:
         name = f"{self.name} {type(source).__name__}"
-        tasks.create_task(keep_running(name, lambda: source.run(self.queue.add)), name=name)
+        tasks.create_task(keep_running(name, lambda: source.run(self.queue.add_after)), name=name)
 
     async def _end(self, engaged: EngagedCluster[R]) -> None:
         # All callers await the same task, and so the end of all work.
@@ -390,6 +390,8 @@ class MulticlusterController(Generic[R]):
         self.stats.timeouts += isinstance(error, TimeoutError)
         if is_unreached(error):
             self.queue.note_unreached(request)
+        if self._options.on_failure is not None:
+            await self._options.on_failure(request, error)
 
     def _known(self, cluster: str) -> bool:
         """Tell whether the fleet has a cluster; the reconciler handles requests for unknown clusters."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
@@ -39,6 +39,10 @@ class Options(Generic[R]):
 
     While the API server of a cluster cannot be reached, requests of the cluster wait. With `while_unreachable` the
     requests are reconciled, for example by a controller that reports such clusters.
+
+    `on_failure` is called with the request and the error of each failed reconcile, before the retry, for example to
+    report the error in the status of the object. The error is a TimeoutError after the timeout, which `on_failure` has
+    too. Errors of `on_failure` are logged.
     """
 
     workers: int | None = None
@@ -51,6 +55,7 @@ class Options(Generic[R]):
     logger: Logger = _log
     retry_cluster_not_found: bool = False
     while_unreachable: bool = False
+    on_failure: Callable[[R, BaseException], Awaitable[None]] | None = None
     engage: Engage = field(default_factory=Engage)
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, Self, TypeVar, runtime_checkable
 
@@ -90,7 +90,7 @@ class Add(Protocol[R_contra]):
 class RawSource(Protocol[R_co]):
     """A custom source of requests, which runs with its controller in every replica, for any number of clusters."""
 
-    async def run(self, add: Callable[[R_co], object]) -> None:
+    async def run(self, add: Add[R_co]) -> None:
         """Pass requests to `add` until cancelled. A source that fails is restarted."""
 
 
@@ -287,25 +287,31 @@ class _KindInCluster(Generic[R_co]):
 class Channel(Generic[R]):
     """Takes requests from the program itself. Each controller that watches it gets those put in while it runs.
 
-    Requests that are put in before the first controller runs wait for it; equal requests are one.
+    Requests that are put in before the first controller runs wait for it; equal requests are one, with the shortest
+    delay.
     """
 
     def __init__(self) -> None:
-        self._receivers: list[Callable[[R], object]] = []
-        self._early: dict[R, None] = {}
+        self._receivers: list[Add[R]] = []
+        self._early: dict[R, float] = {}
 
-    def put(self, request: R) -> None:
-        """Add a request; call it in the event loop."""
+    @property
+    def waiting(self) -> Mapping[R, float]:
+        """The requests that wait for the first controller, and the delay in seconds of each."""
+        return self._early
+
+    def put(self, request: R, seconds: float = 0.0) -> None:
+        """Add a request that is due in `seconds`; call it in the event loop."""
         if not self._receivers:
-            self._early[request] = None
+            self._early[request] = min(seconds, self._early.get(request, seconds))
         for add in self._receivers:
-            add(request)
+            add(request, seconds)
 
-    async def run(self, add: Callable[[R], object]) -> NoReturn:
+    async def run(self, add: Add[R]) -> NoReturn:
         """Pass requests on until cancelled."""
         early, self._early = self._early, {}
-        for request in early:
-            add(request)
+        for request, seconds in early.items():
+            add(request, seconds)
         self._receivers.append(add)
         try:
             await asyncio.get_running_loop().create_future()
@@ -326,7 +332,7 @@ class Poll(Generic[R]):
         self._ask = ask
         self._every_seconds = every_seconds
 
-    async def run(self, add: Callable[[R], object]) -> NoReturn:
+    async def run(self, add: Add[R]) -> NoReturn:
         """Poll until cancelled, at once the first time."""
         backoff = Backoff(initial_seconds=min(1.0, self._every_seconds), maximum_seconds=self._every_seconds)
         while True:

@@ -63,7 +63,9 @@ class Manager:
     called with each warning of an API server; each text is logged once for its kind. `on_engage_error` is called for
     each failed attempt of a component to engage with a cluster; the manager retries in any case.
 
-    `reconcile_timeout_seconds` is the timeout of reconciles whose controller sets no timeout.
+    `reconcile_timeout_seconds` is the timeout of reconciles whose controller sets no timeout. Caches list all objects
+    again every `relist_seconds`. With `local_keeps_worker`, a reconcile that waits for the local cluster keeps its
+    worker. So a slow local cluster, which all reconciles need, does not get more of them at once.
 
     If the provider implements `HasSynced`, the manager is ready only after the provider has synced. Use
     `await manager.run(stop)`, or `async with manager`. At the end the manager closes and awaits every engagement. A
@@ -92,6 +94,8 @@ class Manager:
         on_warning: WarningHandler | None = None,
         on_engage_error: Callable[[Cluster, BaseException], None] | None = None,
         engage_timeout_seconds: float = 60.0,
+        relist_seconds: float = 3600.0,
+        local_keeps_worker: bool = False,
     ) -> None:
         require_name(name, version=version)
         for component, parameter in ((provider, "provider"), (coordinator, "coordinator")):
@@ -127,6 +131,8 @@ class Manager:
             user_agent=user_agent(name, version=version),
             field_validation=field_validation,
             on_warning=on_warning,
+            relist_seconds=relist_seconds,
+            local_keeps_worker=local_keeps_worker,
         )
         if self._local is not None:
             # The local cluster may be used before the manager runs.
