@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from types import SimpleNamespace
 from typing import Any
-
-import pytest
 
 from kplane.api import ControlPlaneClass
 from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.classes.reconciler import ControlPlaneClassReconciler
-from kplane.controlplane_operator.watch import event_routing
 from kplane.controlplane_operator.watch.class_usage import named, unserved
-from kplane.controlplane_operator.watch.event_routing import connect
-from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
 
-from .queues import taken
+from .watched import Watched
 
 
 def control_plane(
@@ -81,78 +74,52 @@ def test_named_lists_five_control_planes_and_counts_the_rest() -> None:
     assert many == "control planes t0, t1, t2, t3, t4 and 195 more"
 
 
-@pytest.fixture
-def wired(monkeypatch: pytest.MonkeyPatch) -> tuple[Stores, Queues]:
-    monkeypatch.setattr(event_routing, "_CLASS_SECONDS", 0.02)
-    stores, queues = Stores(), Queues()
-    connect(stores, queues=queues)
-    return stores, queues
+def classes(watched: Watched) -> set[str]:
+    """Return the classes to reconcile after a delay, in which changes of many control planes become one write."""
+    delayed = watched.delayed.get("controlplaneclass", set())
+    assert watched.names("controlplaneclass") == set()
+    return delayed
 
 
-async def given(queues: Queues, number: int) -> list[str]:
-    """Take `number` keys from the queue of classes, and all keys that follow within 0.1 s."""
-    names: list[str] = []
-
-    async def take() -> None:
-        key = await taken(queues.classes)
-        names.append(key[1])
-        queues.classes.done(key)
-
-    async with asyncio.timeout(10.0):
-        while len(names) < number:
-            await take()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(0.1):
-            while True:
-                await take()
-    # On a busy machine, a key may arrive at the moment of the timeout.
-    while len(queues.classes):
-        await take()
-    return sorted(names)
-
-
-async def test_changes_of_200_control_planes_enqueue_their_class_once(wired: tuple[Stores, Queues]) -> None:
-    stores, queues = wired
+def test_changes_of_200_control_planes_enqueue_their_class_after_a_delay() -> None:
+    stores = Stores()
+    watched = Watched(stores)
     for number in range(200):
         stores.control_planes.apply(control_plane(f"t{number}"))
-    assert await given(queues, 1) == ["gold"]
+    assert classes(watched) == {"gold"}
     for number in range(200):
         stores.control_planes.remove(control_plane(f"t{number}", version=2))
-    assert await given(queues, 1) == ["gold"]
+    assert classes(watched) == {"gold"}
 
 
-async def test_class_is_enqueued_only_for_changes_that_affect_its_status(
-    wired: tuple[Stores, Queues],
-) -> None:
-    stores, queues = wired
+def test_class_is_enqueued_only_for_changes_that_affect_its_status() -> None:
+    stores = Stores()
+    watched = Watched(stores)
     stores.control_planes.apply(control_plane("a"))
-    assert await given(queues, 1) == ["gold"]
+    assert classes(watched) == {"gold"}
     stores.control_planes.apply(control_plane("a", version=2, reason="Provisioning"))
-    assert await given(queues, 0) == []
+    assert classes(watched) == set()
     stores.control_planes.apply(control_plane("a", version=3, reason="RoleNotFound"))
-    assert await given(queues, 1) == ["gold"]
+    assert classes(watched) == {"gold"}
     stores.control_planes.apply(control_plane("a", version=4, chosen="silver"))
-    assert await given(queues, 2) == ["gold", "silver"]
+    assert classes(watched) == {"gold", "silver"}
     stores.control_planes.apply(control_plane("a", version=5, chosen="silver", asleep=True))
-    assert await given(queues, 1) == ["silver"]
+    assert classes(watched) == {"silver"}
 
 
-async def test_class_status_change_enqueues_no_control_plane(wired: tuple[Stores, Queues]) -> None:
-    stores, queues = wired
+def test_class_status_change_enqueues_no_control_plane() -> None:
+    stores = Stores()
     stores.control_planes.apply(control_plane("a"))
     written = {"metadata": {"name": "gold", "uid": "gold", "resourceVersion": "5"}, "spec": {}}
     stores.classes.apply(written)
-    while len(queues.control_planes):
-        queues.control_planes.done(await taken(queues.control_planes))
-    await given(queues, 1)
+    watched = Watched(stores)
     stores.classes.apply({**written, "metadata": {**written["metadata"], "resourceVersion": "6"}, "status": {"a": 1}})
-    assert len(queues.classes) == 0
-    assert await given(queues, 1) == ["gold"]
-    assert len(queues.control_planes) == 0
+    assert watched.delayed == {"controlplaneclass": {"gold"}}
+    assert watched.woken() == {}
     spec = {"deletionPolicy": "Destroy"}
     stores.classes.apply({**written, "metadata": {**written["metadata"], "resourceVersion": "7"}, "spec": spec})
-    assert len(queues.control_planes) == 1
-    assert len(queues.classes) == 1
+    woken = watched.woken()
+    assert (woken["controlplane"], woken["controlplaneclass"]) == ({"a"}, {"gold"})
 
 
 class Written:

@@ -42,24 +42,29 @@ class Secrets:
         return {key: base64.b64decode(value) for key, value in self.kept[name].items()}
 
 
-@pytest.fixture
-def woken(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    calls: list[Any] = []
-    monkeypatch.setattr(gateway_trust, "wake_all", lambda stores, *, queues: calls.append(stores))
-    return calls
-
-
 def _trust(
-    secrets: Secrets, *, ca_file: Path | None = None, url: str = "https://api.example.org:8443"
+    secrets: Secrets,
+    *,
+    ca_file: Path | None = None,
+    url: str = "https://api.example.org:8443",
+    woken: list[str] | None = None,
 ) -> tuple[GatewayTrust, Gateway]:
+    """Return the keeper, and the gateway whose CA it keeps. `woken` gets the names of control planes it triggers."""
+    names = woken if woken is not None else []
     gateway = Gateway(url=url, ca=b"", namespace="kplane-gateway")
-    context = SimpleNamespace(client=secrets, namespace="kplane-system", stores="all", queues=None, gateway=gateway)
+    context = SimpleNamespace(
+        client=secrets,
+        namespace="kplane-system",
+        stores=SimpleNamespace(control_planes=[{"metadata": {"name": "acme"}}]),
+        triggers=SimpleNamespace(control_planes=SimpleNamespace(add=names.append)),
+        gateway=gateway,
+    )
     return GatewayTrust(cast("OperatorContext", context), gateway, ca_file=ca_file), gateway
 
 
-async def test_look_issues_ca_and_certificate_once(woken: list[Any]) -> None:
-    secrets = Secrets()
-    trust, gateway = _trust(secrets)
+async def test_look_issues_ca_and_certificate_once() -> None:
+    secrets, woken = Secrets(), list[str]()
+    trust, gateway = _trust(secrets, woken=woken)
     await trust.look()
     assert trust.known.is_set()
     certificate, authority = secrets.data(CERTIFICATE), secrets.data(AUTHORITY)
@@ -76,7 +81,6 @@ async def test_look_issues_ca_and_certificate_once(woken: list[Any]) -> None:
     assert (secrets.written, woken) == ([AUTHORITY, CERTIFICATE], [])
 
 
-@pytest.mark.usefixtures("woken")
 async def test_look_finds_ipv6_address_in_certificate_in_any_spelling() -> None:
     secrets = Secrets()
     trust, _ = _trust(secrets, url="https://[2001:DB8:0::0001]:8443")
@@ -86,9 +90,9 @@ async def test_look_finds_ipv6_address_in_certificate_in_any_spelling() -> None:
     assert secrets.written == [AUTHORITY, CERTIFICATE]
 
 
-async def test_look_issues_damaged_certificate_again(woken: list[Any]) -> None:
-    secrets = Secrets()
-    trust, gateway = _trust(secrets)
+async def test_look_issues_damaged_certificate_again() -> None:
+    secrets, woken = Secrets(), list[str]()
+    trust, gateway = _trust(secrets, woken=woken)
     await trust.look()
     before = gateway.ca
     secrets.kept[CERTIFICATE]["tls.key"] = secrets.kept[AUTHORITY]["tls.key"]
@@ -97,9 +101,9 @@ async def test_look_issues_damaged_certificate_again(woken: list[Any]) -> None:
     assert (gateway.ca, woken) == (before, [])
 
 
-async def test_look_replaces_deleted_or_due_ca(woken: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    secrets = Secrets()
-    trust, gateway = _trust(secrets)
+async def test_look_replaces_deleted_or_due_ca(monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets, woken = Secrets(), list[str]()
+    trust, gateway = _trust(secrets, woken=woken)
     await trust.look()
     first = gateway.ca
     monkeypatch.setattr(gateway_trust, "renewal_due", lambda certificate, *, now: certificate == first)
@@ -120,16 +124,16 @@ async def test_look_replaces_deleted_or_due_ca(woken: list[Any], monkeypatch: py
     assert len(woken) == 2
 
 
-async def test_look_reads_ca_file_again(woken: list[Any], tmp_path: Path) -> None:
-    file, secrets = tmp_path / "ca.crt", Secrets()
+async def test_look_reads_ca_file_again(tmp_path: Path) -> None:
+    file, secrets, woken = tmp_path / "ca.crt", Secrets(), list[str]()
     first, second = create_authority("one").certificate, create_authority("two").certificate
     file.write_bytes(first)
-    trust, gateway = _trust(secrets, ca_file=file)
+    trust, gateway = _trust(secrets, ca_file=file, woken=woken)
     await trust.look()
     assert (gateway.ca, woken) == (first, [])
     file.write_bytes(second)
     await trust.look()
-    assert (gateway.ca, woken) == (second, ["all"])
+    assert (gateway.ca, woken) == (second, ["acme"])
     file.write_bytes(b"none")
     with pytest.raises(ValueError, match="PEM"):
         await trust.look()

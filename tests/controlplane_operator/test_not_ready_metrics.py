@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.metrics import Metrics
+from kplane.controlplane_operator.metrics import Inventory, Metrics
 from kplane.controlplane_operator.watch.stores import Stores
 
 _NOON = datetime(2026, 11, 27, 12, tzinfo=UTC)
@@ -31,7 +31,7 @@ def control_plane(name: str, *conditions: dict[str, Any], phase: str = "", delet
 def collected(*control_planes: dict[str, Any]) -> tuple[dict[tuple[str, str, str], float], dict[str, float]]:
     """Return minutes since noon by name, reason and cause, and the number of unlisted control planes by cause."""
     stores, metrics = Stores(), Metrics()
-    metrics.observe(control_planes=stores.control_planes, queues={})
+    metrics.registry.register(Inventory(stores.control_planes))
     for obj in control_planes:
         stores.control_planes.apply(obj)
     families = {family.name: family.samples for family in metrics.registry.collect()}

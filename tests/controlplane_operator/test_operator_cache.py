@@ -8,14 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kplane.controlplane_operator.watch import event_routing
 from kplane.controlplane_operator.watch.cache import Change, MergedStore, Store
-from kplane.controlplane_operator.watch.event_routing import connect, wake_all
-from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider.client.resources import SECRETS
 
-from .queues import taken
+from .watched import Watched
 
 
 def secret(name: str, version: int, **data: str) -> dict[str, Any]:
@@ -153,18 +150,8 @@ def obj(name: str, version: int, *, namespace: str | None = None, **body: Any) -
     return {"metadata": metadata, "spec": {}, **body}
 
 
-async def woken(stores: Stores, queues: Queues) -> dict[str, set[str]]:
-    names_by_queue: dict[str, set[str]] = {}
-    for name, queue in queues.by_name().items():
-        while len(queue):
-            key = await taken(queue)
-            queue.done(key)
-            names_by_queue.setdefault(name, set()).add(key[1])
-    return names_by_queue
-
-
-async def test_changed_object_enqueues_its_dependents() -> None:
-    stores, queues = Stores(), Queues()
+def test_changed_object_enqueues_its_dependents() -> None:
+    stores = Stores()
     stores.control_planes.apply(obj("cp", 1, spec={"classRef": {"name": "gold"}, "endpointRef": {"name": "door"}}))
     stores.registrations.apply(
         obj(
@@ -177,7 +164,7 @@ async def test_changed_object_enqueues_its_dependents() -> None:
             },
         )
     )
-    connect(stores, queues=queues)
+    watched = Watched(stores)
     expected: list[tuple[Store, dict[str, Any], dict[str, set[str]]]] = [
         (
             stores.classes,
@@ -210,20 +197,20 @@ async def test_changed_object_enqueues_its_dependents() -> None:
         if changed_object["metadata"]["name"] in registered:
             wakes = wakes | {"controlplaneregistration": {"reg"}}
         store.apply(changed_object)
-        assert await woken(stores, queues) == wakes, changed_object["metadata"]["name"]
+        assert watched.woken() == wakes, changed_object["metadata"]["name"]
 
 
-async def test_deletion_enqueues_control_planes_that_want_the_path() -> None:
-    stores, queues = Stores(), Queues()
+def test_deletion_enqueues_control_planes_that_want_the_path() -> None:
+    stores = Stores()
     stores.control_planes.apply(obj("first", 1, spec={"virtual": {"clusterPath": "shared"}}))
     stores.control_planes.apply(obj("second", 2, spec={"virtual": {"clusterPath": "shared"}}))
-    connect(stores, queues=queues)
+    watched = Watched(stores)
     stores.control_planes.remove(obj("first", 9))
-    assert (await woken(stores, queues))["controlplane"] == {"first", "second"}
+    assert watched.woken()["controlplane"] == {"first", "second"}
 
 
-async def test_own_status_fields_do_not_enqueue_the_object() -> None:
-    stores, queues = Stores(), Queues()
+def test_own_status_fields_do_not_enqueue_the_object() -> None:
+    stores = Stores()
     own_status = {
         "phase": "Pending",
         "conditions": [{"type": "Ready", "message": "request 1 failed"}],
@@ -231,68 +218,63 @@ async def test_own_status_fields_do_not_enqueue_the_object() -> None:
     }
     for store in (stores.control_planes, stores.endpoints):
         store.apply(obj("told", 1, spec={}))
-    connect(stores, queues=queues)
+    watched = Watched(stores)
     for store in (stores.control_planes, stores.endpoints):
         store.apply(obj("told", 2, spec={}, status=own_status))
-    assert await woken(stores, queues) == {}
+    assert watched.woken() == {}
     stores.control_planes.apply(obj("told", 3, spec={}, status={**own_status, "endpoint": "https://edited.example"}))
-    assert await woken(stores, queues) == {"controlplane": {"told"}, "controlplaneendpoint": {"told"}}
+    assert watched.woken() == {"controlplane": {"told"}, "controlplaneendpoint": {"told"}}
 
 
-async def test_ready_control_plane_enqueues_its_addons() -> None:
-    stores, queues = Stores(), Queues()
+def test_ready_control_plane_enqueues_its_addons() -> None:
+    stores = Stores()
     stores.classes.apply(obj("gold", 1, spec={"addons": ["quota"]}))
     stores.control_planes.apply(obj("cp", 2, spec={"classRef": {"name": "gold"}}))
-    connect(stores, queues=queues)
+    watched = Watched(stores)
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
     stores.control_planes.apply(obj("cp", 3, spec={"classRef": {"name": "gold"}}, status=ready))
-    assert await woken(stores, queues) == {"controlplaneaddons": {"cp"}}
+    assert watched.woken() == {"controlplaneaddons": {"cp"}}
 
 
-async def test_status_changes_enqueue_registrations_after_a_quiet_period(
-    monkeypatch: pytest.MonkeyPatch, eventually: Any
-) -> None:
-    monkeypatch.setattr(event_routing, "_WORDS_SECONDS", 0.05)
-    stores, queues = Stores(), Queues()
+def test_status_changes_enqueue_registrations_after_a_quiet_period() -> None:
+    stores = Stores()
     stores.control_planes.apply(obj("cp", 1, spec={}))
     stores.registrations.apply(obj("reg", 2, spec={"controlPlaneRef": {"name": "cp"}}))
-    connect(stores, queues=queues)
+    watched = Watched(stores)
     for version, phase in enumerate(("Pending", "Provisioning"), start=3):
         stores.control_planes.apply(obj("cp", version, spec={}, status={"phase": phase}))
-    assert await woken(stores, queues) == {}
-    await eventually(lambda: len(queues.registrations), lambda waiting: waiting == 1)
+    assert watched.delayed["controlplaneregistration"] == {"reg"}
+    assert watched.woken() == {}
     # A change of the published endpoint enqueues registrations at once.
     published = {"phase": "Ready", "endpoint": "https://tenant.example"}
     stores.control_planes.apply(obj("cp", 5, spec={}, status=published))
-    assert (await woken(stores, queues))["controlplaneregistration"] == {"reg"}
+    assert watched.woken()["controlplaneregistration"] == {"reg"}
 
 
-async def test_endpoint_is_enqueued_when_control_plane_takes_or_leaves_it() -> None:
-    stores, queues = Stores(), Queues()
-    connect(stores, queues=queues)
+def test_endpoint_is_enqueued_when_control_plane_takes_or_leaves_it() -> None:
+    stores = Stores()
+    watched = Watched(stores)
     stores.control_planes.apply(obj("cp", 1, spec={"endpointRef": {"name": "door"}}))
-    assert (await woken(stores, queues))["controlplaneendpoint"] == {"door"}
+    assert watched.woken()["controlplaneendpoint"] == {"door"}
     stores.control_planes.apply(obj("cp", 2, spec={"endpointRef": {"name": "other-door"}}))
-    assert (await woken(stores, queues))["controlplaneendpoint"] == {"door", "other-door"}
+    assert watched.woken()["controlplaneendpoint"] == {"door", "other-door"}
     stores.control_planes.apply(obj("cp", 3, spec={"endpointRef": {"name": "other-door"}, "deletionPolicy": "Destroy"}))
-    assert "controlplaneendpoint" not in await woken(stores, queues)
+    assert "controlplaneendpoint" not in watched.woken()
     stores.control_planes.remove(obj("cp", 4, spec={}))
-    assert (await woken(stores, queues))["controlplaneendpoint"] == {"other-door"}
+    assert watched.woken()["controlplaneendpoint"] == {"other-door"}
 
 
-async def test_wake_all_logs_failing_object_and_enqueues_the_others(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    stores, queues = Stores(), Queues()
+def test_failing_object_is_logged_and_the_others_are_enqueued(caplog: pytest.LogCaptureFixture) -> None:
+    stores = Stores()
+    watched = Watched(stores)
     for version, (name, spec) in enumerate((("bad", {"addons": 1}), ("good", {"addons": ["quota"]})), start=1):
         stores.classes.apply(obj(name, version, spec=spec))
     stores.control_planes.apply({"metadata": {"name": "bad", "resourceVersion": "3"}})
     stores.control_planes.apply(obj("cp", 4, spec={}))
     stores.registrations.apply(obj("reg", 5, spec={"controlPlaneRef": {"name": "cp"}}))
-    wake_all(stores, queues=queues)
-    names_by_queue = await woken(stores, queues)
-    assert names_by_queue["controlplane"] == {"bad", "cp"}
-    assert names_by_queue["controlplaneregistration"] == {"reg"}
-    assert names_by_queue["controlplaneclass"] == {"bad", "good"}
+    names_by_controller = watched.woken()
+    assert names_by_controller["controlplane"] == {"bad", "cp"}
+    assert names_by_controller["controlplaneregistration"] == {"reg"}
+    assert names_by_controller["controlplaneclass"] == {"bad", "good"}
     assert "failed to handle a change of ControlPlane bad" in caplog.messages
     assert [item["metadata"]["name"] for item in stores.classes.by("addon", "quota")] == ["good"]

@@ -11,9 +11,9 @@ from kplane.api.names import CLUSTER_PATH_ANNOTATION, CONTROL_PLANE_LABEL, MODE_
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.addresses import etcd_address
-from kplane.controlplane_operator.watch.event_routing import connect
-from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
+
+from .watched import Watched
 
 
 def in_etcd(control_plane: ControlPlane) -> str:
@@ -104,10 +104,10 @@ def test_take_refuses_path_with_two_records() -> None:
 
 
 def test_deleted_record_enqueues_control_plane_that_waits_for_path() -> None:
-    stores, queues = Stores(), Queues()
+    stores = Stores()
     stored(stores, "waiting", 1, path="taken", granted=None)
     recorded(stores, "gone", 2, path="taken", created="2026-01-01T00:00:00Z")
-    connect(stores, queues=queues)
+    watched = Watched(stores)
     [namespace] = stores.namespaces
     stores.namespaces.remove(namespace)
-    assert len(queues.control_planes) == 1
+    assert len(watched.names("controlplane")) == 1

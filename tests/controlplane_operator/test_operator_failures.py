@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -19,12 +18,9 @@ from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.partial import PartialControlPlane, PartialRegistration
 from kplane.controlplane_operator.status.writer import StatusWriter
-from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.controlplane_operator.watch.triggers import Triggers
 from kplane.provider import Client, Conflict, Resource, Result, Unreachable
-from kplane.provider.controllers.queue import FairQueue
-from kplane.provider.controllers.rate_limiter import ItemBackoff
-from kplane.provider.controllers.workers import Controller
 from kplane.provider.errors import Forbidden, ServerError
 
 KEY = "", "acme"
@@ -77,7 +73,7 @@ def context(server: Server) -> OperatorContext:
     return OperatorContext(
         client=client,
         stores=server.stores,
-        queues=Queues(),
+        triggers=Triggers(),
         status=StatusWriter(client, events=events),
         events=events,
         access=cast("Access", None),
@@ -113,7 +109,7 @@ def samples(registry: CollectorRegistry, name: str) -> dict[tuple[str, ...], flo
     }
 
 
-async def test_short_failure_is_counted_and_not_written_to_status(
+async def test_short_failure_is_not_written_to_status(
     context: OperatorContext, server: Server, told: Failures, clock: Clock
 ) -> None:
     known(context)
@@ -132,8 +128,6 @@ async def test_short_failure_is_counted_and_not_written_to_status(
         clock.now += 60.0
         await told.failed(KEY, error)
     assert server.written == []
-    errors = samples(context.metrics.registry, "controller_runtime_reconcile_errors_total")
-    assert errors["controlplane",] == 5
 
 
 @pytest.mark.parametrize("error", [REFUSED, ServerError(500, "InternalError", "the webhook x is away")])
@@ -191,48 +185,6 @@ async def test_failed_status_write_is_repeated_at_next_failure(
     server.away = False
     await told.failed(KEY, TimeoutError("it took longer than 90 s"))
     assert conditions(server) == {"Ready": ("False", "TimedOut")}
-
-
-async def test_timeout_is_counted_and_reported_and_cancellation_is_not(
-    context: OperatorContext, server: Server, told: Failures, eventually: Any
-) -> None:
-    known(context)
-    started = asyncio.Event()
-
-    async def reconcile(key: Any) -> Result | None:
-        started.set()
-        await asyncio.sleep(60.0)
-        return None
-
-    async def run(timeout: float) -> tuple[asyncio.Task[None], FairQueue[Any]]:
-        queue: FairQueue[Any] = FairQueue(rate_limiter=ItemBackoff(initial_seconds=30.0))
-        controller = Controller(
-            "controlplane",
-            context.metrics.timed("controlplane", reconcile=told.guarded(reconcile)),
-            queue=queue,
-            workers=1,
-            timeout_seconds=timeout,
-            on_failure=told.failed,
-        )
-        queue.add(KEY)
-        return asyncio.create_task(controller.run()), queue
-
-    task, _ = await run(0.05)
-    await eventually(lambda: server.written)
-    task.cancel()
-    assert conditions(server) == {"Ready": ("False", "TimedOut")}
-    counted = {
-        "controller_runtime_reconcile_total": {("controlplane", "error"): 1.0},
-        "controller_runtime_reconcile_errors_total": {("controlplane",): 1.0},
-        "kplane_reconcile_failures_total": {("controlplane", "TimedOut"): 1.0},
-    }
-    assert {name: samples(context.metrics.registry, name) for name in counted} == counted
-    started.clear()
-    task, _ = await run(60.0)
-    await started.wait()
-    task.cancel()
-    await asyncio.wait([task])
-    assert {name: samples(context.metrics.registry, name) for name in counted} == counted
 
 
 @pytest.mark.parametrize("lives", [True, False])

@@ -7,7 +7,7 @@ import contextlib
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,6 +16,7 @@ from kplane.controlplane_operator.config import ElectionSettings
 from kplane.controlplane_operator.leadership import AnotherOperator, Leadership
 from kplane.provider import ClusterConfig
 from kplane.provider.client.resources import LEASES
+from kplane.provider.contracts import EngagementTarget
 from kplane.provider.coordination.lease import LeaseTimings
 from kplane.provider.testing import FakeCluster
 
@@ -35,30 +36,29 @@ async def hub(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeCluster]:
 
 def operator(state: Path, *, pods: str | None = None, timings: LeaseTimings = QUICK) -> Leadership:
     settings = ElectionSettings(namespace="kplane-system", pods=pods, timings=timings)
-    return Leadership(settings, config=ClusterConfig("https://hub.invalid"), state_dir=state)
+    return Leadership(settings, config=ClusterConfig("https://hub.invalid"), state_dir=state, work=_works)
+
+
+async def _works(_: EngagementTarget) -> None:
+    await asyncio.Event().wait()
 
 
 @contextlib.asynccontextmanager
 async def working(member: Leadership) -> AsyncIterator[None]:
     """Run the work of an operator inside the block."""
-    began = asyncio.Event()
-
-    async def work() -> None:
-        began.set()
-        await asyncio.Event().wait()
-
     async with member:
-        running = asyncio.create_task(member.run(work))
-        started = asyncio.create_task(began.wait())
+        running = asyncio.create_task(member.run(cast("EngagementTarget", None)))
+        failed = asyncio.create_task(member.wait_failed())
         try:
-            await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
-            if running.done():
-                await running
+            while not member.leading and not failed.done():
+                await asyncio.wait({failed}, timeout=0.01)
+            if failed.done():
+                await failed
             yield
         finally:
-            for task in (running, started):
+            for task in (running, failed):
                 task.cancel()
-            await asyncio.wait({running, started})
+            await asyncio.wait({running, failed})
 
 
 async def spec_of(hub: FakeCluster) -> dict[str, Any]:

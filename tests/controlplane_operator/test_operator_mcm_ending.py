@@ -12,6 +12,7 @@ import pytest
 from kplane.components.mcm import McmProgram
 from kplane.components.names import mcm_name
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.controlplanes.watches import control_planes_of_component
 from kplane.controlplane_operator.gc import ComponentCollector
 from kplane.controlplane_operator.grants import Access, Account
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms
@@ -21,16 +22,16 @@ from kplane.controlplane_operator.registrations.reconciler import ControlPlaneRe
 from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
-from kplane.controlplane_operator.watch.cache import Key, UIDTracker
-from kplane.controlplane_operator.watch.event_routing import connect, wake_by_component
-from kplane.controlplane_operator.watch.queues import Queues
+from kplane.controlplane_operator.watch.cache import UIDTracker
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.controlplane_operator.watch.triggers import Triggers
 from kplane.provider import Client, NotFound
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.client.resources import NAMESPACES
-from kplane.provider.controllers.queue import FairQueue
 from kplane.provider.testing import FakeCluster
 from kplane.workloads import Runtime, RuntimeFailure
+
+from .watched import taken
 
 FORMER = mcm_name("cp", uid="first")
 _versions = itertools.count(100)
@@ -88,7 +89,7 @@ class World:
     """A published control plane, and both reconcilers of its registrations."""
 
     def __init__(self) -> None:
-        self.stores, self.queues, self.programs = Stores(), Queues(), Programs()
+        self.stores, self.triggers, self.programs = Stores(), Triggers(), Programs()
         client, runtime = cast("Client", Api(self.stores)), cast("Runtime", self.programs)
         self.rights = rights = FakeCluster("management")
         identities = McmIdentities(rights.client, rights.cache)
@@ -98,14 +99,14 @@ class World:
         self.context = OperatorContext(
             client=client,
             stores=self.stores,
-            queues=self.queues,
+            triggers=self.triggers,
             status=StatusWriter(client, events=events),
             events=events,
             access=Access(rights.client, rights.cache, shared=Account("kplane-system", "mcm")),
             secrets=cast("SecretAccess", None),
         )
         self.registrations = ControlPlaneRegistrationReconciler(
-            self.context, switch=EndpointSwitch(self.stores, queues=self.queues), mcms=self.mcms, no_dedicated=None
+            self.context, switch=EndpointSwitch(self.stores, triggers=self.triggers), mcms=self.mcms, no_dedicated=None
         )
         self.dedicated = DedicatedMcmReconciler(
             self.context,
@@ -115,7 +116,6 @@ class World:
             program=McmProgram(program="mcm", directories=()),
             config=None,
         )
-        connect(self.stores, queues=self.queues)
         secret = {"name": "controlplane-cp-kubeconfig", "namespace": "kplane-cp-cp"}
         status = {"endpoint": "https://cp.example", "kubeconfigSecretRef": secret}
         self.stores.control_planes.apply({"metadata": metadata("cp", uid="uid-cp"), "spec": {}, "status": status})
@@ -146,16 +146,6 @@ def metadata(name: str, *, uid: str) -> dict[str, Any]:
     return {"name": name, "uid": uid, "generation": 1, "resourceVersion": str(next(_versions))}
 
 
-async def drained(queue: FairQueue[Key]) -> set[Key]:
-    keys = set()
-    while len(queue):
-        key = queue.take()
-        assert key is not None
-        keys.add(key)
-        queue.done(key)
-    return keys
-
-
 @pytest.mark.parametrize("name", ["again", "other"])
 async def test_end_of_former_mcm_enqueues_mcm_and_waiting_registration(name: str) -> None:
     world = World()
@@ -166,32 +156,30 @@ async def test_end_of_former_mcm_enqueues_mcm_and_waiting_registration(name: str
     assert await world.dedicated.reconcile(("", "again")) is not None
     await world.registrations.reconcile(("", name))
     assert world.reason(name) == "McmEnding"
-    for queue in (world.queues.mcms, world.queues.registrations):
-        await drained(queue)
+    for trigger in (world.triggers.mcms, world.triggers.registrations):
+        taken(trigger)
 
     # The pod of the former mcm stops.
     world.programs.ended = True
     world.dedicated.wake(FORMER)
-    assert await drained(world.queues.mcms) == {("", "again")}
+    assert taken(world.triggers.mcms) == {"again"}
     await world.dedicated.reconcile(("", "again"))
     assert world.programs.names() == []
     # The last object of the former mcm is deleted.
     world.dedicated.wake(FORMER)
-    assert ("", name) in await drained(world.queues.registrations)
+    assert name in taken(world.triggers.registrations)
     await world.rights.client.create(NAMESPACES, {"metadata": {"name": "kplane-cp-cp"}})
     await world.registrations.reconcile(("", name))
     assert world.reason(name) == "Resolved"
 
 
-async def test_end_of_mcm_enqueues_control_plane_that_is_being_deleted() -> None:
-    stores, queues = Stores(), Queues()
+def test_end_of_mcm_enqueues_control_plane_that_is_being_deleted() -> None:
+    stores = Stores()
     stores.control_planes.apply({"metadata": metadata("cp", uid="uid-cp"), "spec": {}})
-    wake_by_component(FORMER, stores=stores, queues=queues)
-    assert await drained(queues.control_planes) == set()
+    assert list(control_planes_of_component(FORMER, stores=stores)) == []
     ending = metadata("cp", uid="uid-cp") | {"deletionTimestamp": "2026-01-01T00:00:00Z"}
     stores.control_planes.apply({"metadata": ending, "spec": {}})
-    wake_by_component(FORMER, stores=stores, queues=queues)
-    assert await drained(queues.control_planes) == {("", "cp")}
+    assert list(control_planes_of_component(FORMER, stores=stores)) == ["cp"]
 
 
 async def test_wait_for_end_of_mcm_counts_no_failure() -> None:

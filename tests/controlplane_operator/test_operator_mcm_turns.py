@@ -20,15 +20,14 @@ from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.cache import Key
-from kplane.controlplane_operator.watch.event_routing import connect
-from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.controlplane_operator.watch.triggers import Triggers
 from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import NAMESPACES
 from kplane.provider.testing import FakeCluster
 from kplane.workloads import Phase, Runtime, RuntimeFailure
 
-from .queues import taken
+from .watched import Watched
 
 KEY: Key = ("", "foo")
 _versions = itertools.count(100)
@@ -121,7 +120,7 @@ class World:
     """Two control planes, and the reconciler of mcm for registrations."""
 
     def __init__(self, *, config: ClusterConfig | None = None) -> None:
-        self.stores, self.queues, self.metrics = Stores(), Queues(), Metrics()
+        self.stores, self.triggers, self.metrics = Stores(), Triggers(), Metrics()
         self.api, self.programs, self.said = Api(self.stores), Programs(), Said()
         client, runtime = cast("Client", self.api), cast("Runtime", self.programs)
         self.rights = FakeCluster("management")
@@ -206,12 +205,12 @@ async def test_recreated_registration_loses_mcm_of_former_uid() -> None:
 
 async def test_slow_stop_posts_one_event_without_warning() -> None:
     world = await World.begin()
-    connect(world.stores, queues=world.queues)
+    watched = Watched(world.stores)
     world.put("foo", uid="first", mode="Dedicated")
     await world.reconciler.reconcile(KEY)
     world.programs.lasts = True
     world.put("foo", uid="first", mode="Shared")
-    await drained(world.queues)
+    watched.woken()
     world.said.reasons.clear()
     world.api.written = 0
     for _ in range(3):
@@ -221,17 +220,12 @@ async def test_slow_stop_posts_one_event_without_warning() -> None:
     assert world.said.reasons == [("McmEnding", False)]
     # The first write reports the start of the stop, the second write the pods that are left.
     assert world.api.written == 2
-    assert len(world.queues.mcms) == 0
+    assert watched.names("dedicatedmcm") == set()
     message = world.api.registrations["foo"]["status"]["conditions"][0]["message"]
     assert "pods: mcm" in message
     world.programs.lasts = False
     assert await world.reconciler.reconcile(KEY) is None
     assert world.reason() == ""
-
-
-async def drained(queues: Queues) -> None:
-    while len(queues.mcms):
-        queues.mcms.done(await taken(queues.mcms))
 
 
 async def test_slow_stop_is_awaited_after_rights_are_revoked() -> None:
@@ -310,9 +304,8 @@ def same_mark() -> tuple[str, str]:
 async def test_eldest_of_two_registrations_with_same_mark_keeps_mcm() -> None:
     world = await World.begin()
     elder, younger = same_mark()
-    connect(world.stores, queues=world.queues)
+    watched = Watched(world.stores)
     world.put("foo", uid=elder, mode="Dedicated", made="2026-01-01T00:00:00Z")
-    await drained(world.queues)
     world.put("bar", uid=younger, mode="Dedicated", of="other", made="2026-01-02T00:00:00Z")
     assert eldest_of(mcm_mark(younger), stores=world.stores) == elder
     for _ in range(2):
@@ -320,9 +313,9 @@ async def test_eldest_of_two_registrations_with_same_mark_keeps_mcm() -> None:
         await world.reconciler.reconcile(("", "bar"))
     assert world.programs.names() == [mcm_name("cp", uid=elder)]
     # The deletion of the elder enqueues the younger, which may then use the mark.
-    await drained(world.queues)
+    watched.woken()
     world.drop("foo")
-    assert len(world.queues.mcms) == 2
+    assert watched.names("dedicatedmcm") == {"foo", "bar"}
 
 
 async def test_paused_registration_gets_renewed_token(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from kplane.api import ControlPlane
 from kplane.controlplane_operator.expiry_metrics import ExpiryMetrics
-from kplane.controlplane_operator.metrics import Metrics
+from kplane.controlplane_operator.metrics import Inventory, Metrics
 from kplane.controlplane_operator.watch.stores import Stores
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +85,7 @@ def test_bootstrap_and_key_metrics_have_no_control_plane_label() -> None:
 def test_migration_started_metric_exists_only_before_home_changes() -> None:
     """A planned migration, and a migration that has changed the home, have no series."""
     stores, metrics = Stores(), Metrics()
-    metrics.observe(control_planes=stores.control_planes, queues={})
+    metrics.registry.register(Inventory(stores.control_planes))
     steps = {"planned": None, "moves": "Copying", "cut": "Cutting", "moved": "Retaining", "ended": "Completed"}
     for name, step in steps.items():
         migration: dict[str, Any] = {"plan": {}}

@@ -14,11 +14,11 @@ from kplane.controlplane_operator.registrations import endpoint_switch as module
 from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
 from kplane.controlplane_operator.registrations.resolution import SecretStanding, resolve
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.controlplane_operator.watch.triggers import Triggers
 from kplane.provider import ClusterConfig
 
-from .queues import taken
+from .watched import taken
 
 _OLD, _NEW = "https://old.example", "https://new.example"
 _ADMIN = {"name": "controlplane-acme-kubeconfig", "namespace": "kplane-cp-acme"}
@@ -29,8 +29,8 @@ class World:
     """A control plane and a registration in the operator's stores."""
 
     def __init__(self) -> None:
-        self.stores, self.queues = Stores(), Queues()
-        self.switch = EndpointSwitch(self.stores, queues=self.queues)
+        self.stores, self.triggers = Stores(), Triggers()
+        self.switch = EndpointSwitch(self.stores, triggers=self.triggers)
         self._version = 0
         for reference in (_ADMIN, _CONTROLLERS):
             self.secret(reference, server=_OLD)
@@ -73,7 +73,7 @@ class World:
         self.switch.check(registration, resolution, of=of)
 
 
-async def test_move_waits_until_registrations_release_the_address() -> None:
+async def test_move_waits_until_registrations_release_the_address(eventually: Any) -> None:
     world, steps = World(), list[str]()
     control_plane, registration = world.control_plane(), world.registration(at=_OLD)
 
@@ -82,8 +82,7 @@ async def test_move_waits_until_registrations_release_the_address() -> None:
             steps.append("written")
 
     task = asyncio.create_task(move())
-    key = await asyncio.wait_for(taken(world.queues.registrations), 1)
-    assert key == ("", "reg")
+    await eventually(lambda: taken(world.triggers.registrations), lambda names: names == {"reg"})
     assert steps == []
     async with world.switch.resolving("acme"):
         with pytest.raises(ConditionError, match="is moving to another address") as refusal:
@@ -96,9 +95,8 @@ async def test_move_waits_until_registrations_release_the_address() -> None:
         steps.append("let go")
     await asyncio.wait_for(task, 1)
     assert steps == ["let go", "written"]
-    world.queues.registrations.done(key)
     # The registration is enqueued to resolve the new address.
-    assert await asyncio.wait_for(taken(world.queues.registrations), 1) == key
+    assert taken(world.triggers.registrations) == {"reg"}
 
 
 async def test_move_waits_for_registration_published_meanwhile() -> None:
@@ -132,7 +130,7 @@ async def test_first_or_same_address_enqueues_no_registration(endpoint: str | No
     world = World()
     world.registration(at=_NEW)
     async with world.switch.moving(world.control_plane(endpoint=endpoint), to=_NEW):
-        assert len(world.queues.registrations) == 0
+        assert taken(world.triggers.registrations) == set()
 
 
 @pytest.mark.parametrize("moved", [(_ADMIN,), (_CONTROLLERS,), (_ADMIN, _CONTROLLERS)])

@@ -18,10 +18,10 @@ from kplane.controlplane_operator.watch.addresses import (
     held_addresses,
     written_addresses,
 )
-from kplane.controlplane_operator.watch.event_routing import connect
-from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import ClusterConfig
+
+from .watched import Watched
 
 _LEFT, _RIGHT = "https://left:443", "https://right:443"
 _ADOPTED = {
@@ -206,10 +206,9 @@ def test_moving_holder_enqueues_control_plane_that_waits(field: Field) -> None:
     field.led("holder", _RIGHT, endpoint=_LEFT)
     field.led("waiting", _LEFT)
     field.led("elsewhere", "https://third")
-    queues = Queues()
-    connect(field.stores, queues=queues)
+    watched = Watched(field.stores)
     obj = field.stores.control_planes.get(("", "holder"))
     assert obj is not None
     moved = {**obj, "metadata": {**obj["metadata"], "resourceVersion": "99"}}
     field.stores.control_planes.apply({**moved, "status": {**obj["status"], "endpoint": _RIGHT}})
-    assert len(queues.control_planes) == 2
+    assert len(watched.names("controlplane")) == 2

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 from kplane.api.names import FINALIZER
-from kplane.controlplane_operator.watch.event_routing import connect
-from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
 
-from .queues import taken
+from .watched import Watched
 
 _SCHEDULE = {"snapshots": {"schedule": "0 3 * * *"}}
 
@@ -21,82 +19,77 @@ def obj(name: str, version: int, *, namespace: str = "", **body: Any) -> dict[st
     return {"metadata": metadata | ({"namespace": namespace} if namespace else {}), "spec": {}, **body}
 
 
-async def woken(queues: Queues, *names: str) -> set[str]:
-    woken_names = set()
-    for name in names:
-        queue = queues.by_name()[name]
-        while len(queue):
-            queue.done(await taken(queue))
-            woken_names.add(name)
-    return woken_names
-
-
 class World:
-    """A control plane of a class, and the queues that its changes reach."""
+    """A control plane of a class, and the controllers that its changes reach."""
 
     def __init__(self, spec: dict[str, Any] | None) -> None:
-        self.stores, self.queues = Stores(), Queues()
+        self.stores = Stores()
         if spec is not None:
             self.stores.classes.apply(obj("gold", 1, spec=spec))
         self.version = 10
-        connect(self.stores, queues=self.queues)
+        self.watched = Watched(self.stores)
 
     def change(self, **status: Any) -> None:
         self.version += 1
         control_plane = obj("cp", self.version, spec={"classRef": {"name": "gold"}}, status=status)
         self.stores.control_planes.apply(control_plane)
 
-    async def woken(self) -> set[str]:
-        return await woken(self.queues, "controlplaneaddons", "snapshotschedule", "dedicatedmcm")
+    def woken(self) -> set[str]:
+        """Return the controllers of optional features with work."""
+        return self.watched.woken().keys() & {"controlplaneaddons", "snapshotschedule", "dedicatedmcm"}
+
+    def registrations(self) -> int:
+        """Return the number of registrations to reconcile without a delay."""
+        return len(self.watched.names("controlplaneregistration"))
 
 
-async def test_class_without_features_enqueues_no_feature_reconciler() -> None:
+def test_class_without_features_enqueues_no_feature_reconciler() -> None:
     world = World({})
     world.change()
     world.change(endpoint="https://cp.example")
     world.stores.secrets.apply(obj("any", 90, namespace="kplane-cp-cp"))
-    assert await world.woken() == set()
+    assert world.woken() == set()
 
 
 @pytest.mark.parametrize(
     ("spec", "wakes"),
     [({"addons": ["quota"]}, "controlplaneaddons"), (_SCHEDULE, "snapshotschedule")],
 )
-async def test_each_change_enqueues_the_feature_of_the_class(spec: dict[str, Any], wakes: str) -> None:
+def test_each_change_enqueues_the_feature_of_the_class(spec: dict[str, Any], wakes: str) -> None:
     world = World(spec)
     for endpoint in ("https://cp.example", "https://moved.example"):
         world.change(endpoint=endpoint)
-        assert await world.woken() == {wakes}
+        assert world.woken() == {wakes}
 
 
-async def test_unknown_class_enqueues_addons_and_snapshots() -> None:
+def test_unknown_class_enqueues_addons_and_snapshots() -> None:
     world = World(None)
     world.change(endpoint="https://cp.example")
-    assert await world.woken() == {"controlplaneaddons", "snapshotschedule"}
+    assert world.woken() == {"controlplaneaddons", "snapshotschedule"}
 
 
-async def test_remembered_class_enqueues_its_features() -> None:
+def test_remembered_class_enqueues_its_features() -> None:
     world = World({})
     world.change(rememberedClass={"name": "gold", "spec": {"addons": ["quota"], **_SCHEDULE}})
-    assert await world.woken() == {"controlplaneaddons", "snapshotschedule"}
+    assert world.woken() == {"controlplaneaddons", "snapshotschedule"}
 
 
-async def test_new_features_of_class_enqueue_its_control_planes() -> None:
+def test_new_features_of_class_enqueue_its_control_planes() -> None:
     world = World({})
     world.change()
     world.stores.classes.apply(obj("gold", 20, spec={"addons": ["quota"], **_SCHEDULE}))
-    assert await world.woken() == {"controlplaneaddons", "snapshotschedule"}
+    assert world.woken() == {"controlplaneaddons", "snapshotschedule"}
 
 
-async def test_installed_addons_enqueue_addons_after_class_dropped_them() -> None:
+def test_installed_addons_enqueue_addons_after_class_dropped_them() -> None:
     world = World({})
     installed = {"conditions": [{"type": "AddonsReady", "status": "True"}]}
     world.change(endpoint="https://cp.example", **installed)
-    assert await world.woken() == {"controlplaneaddons"}
+    assert world.woken() == {"controlplaneaddons"}
     world.stores.secrets.apply(obj("kubeconfig", 90, namespace="kplane-cp-cp"))
-    assert await world.woken() == {"controlplaneaddons"}
+    assert world.woken() == {"controlplaneaddons"}
     world.stores.control_planes.remove(obj("cp", 99))
-    assert "controlplaneaddons" in await world.woken()
+    assert "controlplaneaddons" in world.woken()
 
 
 @pytest.mark.parametrize(
@@ -109,65 +102,55 @@ async def test_installed_addons_enqueue_addons_after_class_dropped_them() -> Non
         ({"status": {"conditions": [{"type": "DedicatedReady", "status": "False"}]}}, {"status": {}}),
     ],
 )
-async def test_mcm_is_enqueued_for_registration_with_dedicated_mcm(
-    before: dict[str, Any], after: dict[str, Any]
-) -> None:
+def test_mcm_is_enqueued_for_registration_with_dedicated_mcm(before: dict[str, Any], after: dict[str, Any]) -> None:
     world = World({})
     world.stores.registrations.apply(obj("reg", 1, **before))
-    assert await world.woken() == {"dedicatedmcm"}, "an operator before this one may have left something"
+    assert world.woken() == {"dedicatedmcm"}, "an operator before this one may have left something"
     world.stores.registrations.apply(obj("reg", 2, **after))
-    assert await world.woken() == {"dedicatedmcm"}
+    assert world.woken() == {"dedicatedmcm"}
     world.stores.registrations.remove(obj("reg", 3))
-    assert await world.woken() == {"dedicatedmcm"}
+    assert world.woken() == {"dedicatedmcm"}
 
 
-async def test_mcm_is_not_enqueued_for_shared_registration() -> None:
+def test_mcm_is_not_enqueued_for_shared_registration() -> None:
     world = World({})
     spec = {"controlPlaneRef": {"name": "cp"}, "mode": "Shared"}
     world.stores.registrations.apply(obj("reg", 1, spec=spec))
-    await world.woken()
+    world.woken()
     world.stores.registrations.apply(obj("reg", 2, spec=spec, status={"ready": True, "mode": "Shared"}))
     world.change(endpoint="https://cp.example")
     world.stores.classes.apply(obj("gold", 3, spec={"controllers": {"profile": "Core"}}))
-    assert "dedicatedmcm" not in await world.woken()
+    assert "dedicatedmcm" not in world.woken()
 
 
-async def test_mcm_is_enqueued_by_control_plane_and_class() -> None:
+def test_mcm_is_enqueued_by_control_plane_and_class() -> None:
     world = World({})
     world.stores.registrations.apply(obj("reg", 1, spec={"controlPlaneRef": {"name": "cp"}, "mode": "Dedicated"}))
-    await world.woken()
+    world.woken()
     world.change(endpoint="https://cp.example")
-    assert await world.woken() == {"dedicatedmcm"}
+    assert world.woken() == {"dedicatedmcm"}
     world.stores.classes.apply(obj("gold", 3, spec={"controllers": {"profile": "Core"}}))
-    assert "dedicatedmcm" in await world.woken()
+    assert "dedicatedmcm" in world.woken()
 
 
-def registrations(world: World) -> int:
-    """Return the number of registrations in the queue, without delayed additions."""
-    return len(world.queues.registrations)
-
-
-async def test_registrations_are_delayed_until_control_plane_is_published() -> None:
+def test_registrations_are_delayed_until_control_plane_is_published() -> None:
     world = World({})
     world.stores.registrations.apply(obj("reg", 1, spec={"controlPlaneRef": {"name": "cp"}}))
-    await woken(world.queues, "controlplaneregistration")
+    world.watched.woken()
     world.change()
     world.change(phase="Provisioning", deletionPolicy="Retain")
-    assert registrations(world) == 0
-    assert await taken(world.queues.registrations) == ("", "reg")
-    world.queues.registrations.done(("", "reg"))
+    assert world.watched.delayed["controlplaneregistration"] == {"reg"}
+    assert world.registrations() == 0
     published = {"endpoint": "https://cp.example", "kubeconfigSecretRef": {"name": "kubeconfig"}}
     world.change(**published)
-    assert registrations(world) == 1
-    await woken(world.queues, "controlplaneregistration")
+    assert world.registrations() == 1
     world.change(**published, conditions=[{"type": "Ready", "status": "True"}])
-    assert registrations(world) == 0
+    assert world.registrations() == 0
     world.change(**published, version="v1.36.3")
-    assert registrations(world) == 1
-    await woken(world.queues, "controlplaneregistration")
+    assert world.registrations() == 1
     # The endpoint that the registrations had resolved to is gone.
     world.change()
-    assert registrations(world) == 1
+    assert world.registrations() == 1
 
 
 @pytest.mark.parametrize(
@@ -178,11 +161,11 @@ async def test_registrations_are_delayed_until_control_plane_is_published() -> N
         ([FINALIZER], [], 1),
     ],
 )
-async def test_added_finalizer_does_not_enqueue_registration(before: list[str], after: list[str], count: int) -> None:
+def test_added_finalizer_does_not_enqueue_registration(before: list[str], after: list[str], count: int) -> None:
     world = World({})
     for version, finalizers in ((1, before), (2, after)):
-        await woken(world.queues, "controlplaneregistration")
+        world.watched.woken()
         registration = obj("reg", version, spec={"controlPlaneRef": {"name": "cp"}})
         registration["metadata"]["finalizers"] = finalizers
         world.stores.registrations.apply(registration)
-    assert registrations(world) == count
+    assert world.registrations() == count

@@ -11,12 +11,11 @@ from typing import Any, cast
 import pytest
 
 from kplane.api import ControlPlaneRegistration, SecretReference
-from kplane.controlplane_operator import gc
-from kplane.controlplane_operator.gc import GrantCollector, watch_grants
-from kplane.controlplane_operator.grants import Access, Account
+from kplane.controlplane_operator.gc import GrantCollector
+from kplane.controlplane_operator.grants import GRANT_UID_LABEL, Access, Account
 from kplane.controlplane_operator.registrations.identities import IDENTITY_UID_LABEL, McmIdentities
+from kplane.controlplane_operator.registrations.watches import enqueue_granted
 from kplane.controlplane_operator.watch.informers import RBAC_KINDS, Informers, cache_scopes
-from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import Cache, Resource
 from kplane.provider.client.resources import CLUSTER_ROLES, NAMESPACES, ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS
@@ -187,25 +186,30 @@ async def test_revoked_identity_leaves_account_without_rights(cluster: FakeClust
 
 
 async def test_deleted_or_changed_rights_enqueue_their_registration(
-    cluster: FakeCluster, access: Access, identities: McmIdentities, monkeypatch: pytest.MonkeyPatch, eventually: Any
+    cluster: FakeCluster, access: Access, identities: McmIdentities, eventually: Any
 ) -> None:
-    monkeypatch.setattr(gc, "_RESTORED_SECONDS", 0.0)
-    stores, queues = Stores(), Queues()
+    stores, enqueued = Stores(), list[tuple[str, str]]()
     metadata = {"name": "acme", "uid": "uid-acme", "resourceVersion": "1"}
     stores.registrations.apply({"metadata": metadata, "spec": {"controlPlaneRef": {"name": "acme"}}})
-    watch_grants(cluster.cache, stores=stores, queues=queues)
+    for label, controller in ((GRANT_UID_LABEL, "registration"), (IDENTITY_UID_LABEL, "mcm")):
+        handler = enqueue_granted(stores, label=label)
+        for resource in RBAC_KINDS:
+            cluster.cache.informer(resource).add_handler(
+                lambda event, handler=handler, controller=controller: enqueued.extend(
+                    (controller, delayed.request.name) for delayed in handler(cluster, event)
+                )
+            )
     await access.grant(ACME, secret=FIRST, to=SHARED)
     await identities.ensure(ACME, account=DEDICATED)
     # The operator's own writes enqueue no registration.
-    assert (len(queues.registrations), len(queues.mcms)) == (0, 0)
+    assert enqueued == []
     for item in (await cluster.client.list(ROLES)).items:
         place = item["metadata"]
         await cluster.client.patch(ROLES, place["name"], {"rules": []}, namespace=place["namespace"])
-    assert await eventually(queues.registrations.take) == ("", "acme")
-    assert await eventually(queues.mcms.take) == ("", "acme")
-    queues.mcms.done(("", "acme"))
+    await eventually(lambda: set(enqueued), lambda found: found == {("registration", "acme"), ("mcm", "acme")})
+    enqueued.clear()
     await cluster.client.delete(SERVICE_ACCOUNTS, DEDICATED.name, namespace=DEDICATED.namespace)
-    assert await eventually(queues.mcms.take) == ("", "acme")
+    await eventually(lambda: enqueued, lambda found: found == [("mcm", "acme")])
 
 
 async def test_collector_revokes_rights_of_deleted_registration(

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.watch.event_routing import connect
-from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
+
+from .watched import Watched
 
 
 def control_plane(name: str, *, deleting: bool) -> dict[str, Any]:
@@ -31,13 +31,13 @@ RESOLVED = {"ready": True, "controlPlaneUID": "uid-old"}
 async def test_moved_registration_enqueues_its_former_control_plane(
     before: dict[str, Any], after: dict[str, Any] | None, *, deleting: bool
 ) -> None:
-    stores, queues = Stores(), Queues()
+    stores = Stores()
     stores.control_planes.apply(control_plane("old", deleting=deleting))
     stores.registrations.apply(registration(1, of="new", **before))
-    connect(stores, queues=queues)
+    watched = Watched(stores)
     if after is None:
         stores.registrations.remove(registration(1, of="new", **before))
     else:
         stores.registrations.apply(registration(2, of="new", **after))
     # A deleted registration also enqueues a control plane that is not being deleted.
-    assert len(queues.control_planes) == int(deleting or after is None)
+    assert len(watched.names("controlplane")) == int(deleting or after is None)

@@ -17,8 +17,8 @@ from kplane.controlplane_operator.registrations.reconciler import ControlPlaneRe
 from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
-from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.controlplane_operator.watch.triggers import Triggers
 from kplane.provider import Client, NotFound
 
 _CREATED = "2026-01-01T00:00:00Z"
@@ -71,13 +71,13 @@ class World:
     """A control plane, and the reconciler of its registrations."""
 
     def __init__(self) -> None:
-        self.stores, queues = Stores(), Queues()
+        self.stores, triggers = Stores(), Triggers()
         client = cast("Client", Api(self.stores))
         events = Events(client)
         context = OperatorContext(
             client=client,
             stores=self.stores,
-            queues=queues,
+            triggers=triggers,
             status=StatusWriter(client, events=events),
             events=events,
             access=AsyncMock(Access, shared=None),
@@ -85,7 +85,7 @@ class World:
         )
         self.reconciler = ControlPlaneRegistrationReconciler(
             context,
-            switch=EndpointSwitch(self.stores, queues=queues),
+            switch=EndpointSwitch(self.stores, triggers=triggers),
             mcms=cast("DedicatedMcms", SimpleNamespace(at=lambda _: [])),
             no_dedicated=None,
         )

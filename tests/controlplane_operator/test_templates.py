@@ -161,11 +161,11 @@ class Desk:
     def __init__(self) -> None:
         self.told: list[str] = []
         self.again: asyncio.Queue[str] = asyncio.Queue()
-        queues = SimpleNamespace(control_planes=SimpleNamespace(add=lambda key: self.again.put_nowait(key[1])))
+        triggers = SimpleNamespace(control_planes=SimpleNamespace(add=self.again.put_nowait))
         self.stores = Stores()
         self.runtime, self.maker, self.keyspace = Runtime(), Maker(), Keyspace()
         events = SimpleNamespace(record=lambda about, **said: self.told.append(f"{about.name} {said['reason']}"))
-        fields = {"events": events, "queues": queues, "stores": self.stores}
+        fields = {"events": events, "triggers": triggers, "stores": self.stores}
         context = OperatorContext(**{**dict.fromkeys(OperatorContext.__dataclass_fields__), **fields})  # type: ignore[arg-type]
         runtime: Any = self.runtime
         shared: Any = SimpleNamespace(keyspace=self.keyspace)

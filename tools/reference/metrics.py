@@ -40,6 +40,7 @@ def metrics() -> str:
         "A histogram has the series `_bucket`, `_sum` and `_count`. controlplane-operator, mcm and managers also have"
         f" metrics of their process: {_codes(sorted(_series(each) for each in process_families()))}.",
         "## Metrics of controlplane-operator",
+        "It also has the [metrics of a manager](#metrics-of-a-manager-of-kplaneprovider), without those of clusters.",
         table(_HEAD, _operator()),
         "## Metrics of mcm",
         "The label `cluster` is the name of the registration.",
@@ -55,7 +56,7 @@ def metrics() -> str:
         "The label `control_plane` is the clusterPath.",
         table(_HEAD, _rows(_gateway())),
         "## Metrics of a manager of kplane.provider",
-        "`ManagerMetrics` and `Serving` of `kplane.provider.serving` serve these for operators of your own. With"
+        "`ManagerMetrics` and `Serving` of `kplane.provider.serving` serve these, also for operators of your own. With"
         " `cluster_labels=False`, those of single clusters are left out. `multicluster_leading` needs the coordinator"
         " `Leader`. The coordinator `Sharded` has the [metrics of several mcm](#metrics-of-several-mcm) too.",
         table(_HEAD, _manager()),
@@ -88,7 +89,6 @@ def _operator() -> Iterator[list[str]]:
     instruments = [each for each in vars(counted).values() if isinstance(each, MetricWrapperBase)]
     declared = {family.name: getattr(each, "_labelnames", ()) for each in instruments for family in each.describe()}
     counted.elected("", leading=lambda: False)
-    counted.observe(control_planes=stores.control_planes, queues={})
     for collector in collectors(stores, usage=lambda _: None):
         counted.registry.register(collector)
     process = {family.name for family in process_families()}

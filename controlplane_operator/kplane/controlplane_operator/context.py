@@ -11,8 +11,8 @@ from kplane.controlplane_operator.metrics import Metrics
 from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
-from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.controlplane_operator.watch.triggers import Triggers
 from kplane.provider import Client
 from kplane.provider.client.connections import Connections
 
@@ -28,11 +28,11 @@ _BRIEF_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class OperatorContext:
-    """Client, caches, queues and writers, shared by all reconcilers of one operator."""
+    """Client, caches, triggers and writers, shared by all reconcilers of one operator."""
 
     client: Client
     stores: Stores
-    queues: Queues
+    triggers: Triggers
     status: StatusWriter
     events: Events
     access: Access

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -17,7 +18,6 @@ from kplane.api import READY
 from kplane.api.conditions import SYNCED
 from kplane.api.reasons import Reason
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.metrics import Reconcile
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.errors import ConditionError, management_refusal
 from kplane.controlplane_operator.status.partial import PartialObject, validation_failure
@@ -26,7 +26,9 @@ from kplane.controlplane_operator.watch.conditions import stored_condition
 from kplane.provider import Conflict, ProviderError, Result, Unreachable
 from kplane.provider.errors import Expired, LeaseLost, TooManyRequests
 
-__all__ = ["Failures"]
+__all__ = ["Failures", "Reconcile"]
+
+Reconcile = Callable[[Key], Awaitable[Result | None]]
 
 _log: Final = logging.getLogger(__name__)
 
@@ -72,8 +74,7 @@ class Failures:
         return attempt
 
     async def failed(self, key: Key, error: BaseException) -> None:
-        """Count a failure, and report it if it lasts."""
-        self._context.metrics.failed(self._controller)
+        """Report a failure if it lasts."""
         failure = self._lasting(key, error)
         if failure is None:
             return

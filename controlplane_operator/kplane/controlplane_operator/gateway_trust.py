@@ -19,7 +19,6 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.gateway import Gateway, read_authorities
 from kplane.controlplane_operator.watch.backoff import jittered
 from kplane.controlplane_operator.watch.cache import Object
-from kplane.controlplane_operator.watch.event_routing import wake_all
 from kplane.pki.entries import data_of, entries, find_pair, kept
 from kplane.pki.errors import CredentialsInvalid
 from kplane.pki.primitives import KeyPair, create_authority, expiry, issue_serving, renewal_due
@@ -45,7 +44,7 @@ _log: Final = logging.getLogger(__name__)
 class GatewayTrust:
     """Keeps the CA of the gateway up to date.
 
-    After a change, all objects are reconciled, and kubeconfigs written again.
+    After a change, all control planes are reconciled, and kubeconfigs written again.
     """
 
     def __init__(self, context: OperatorContext, gateway: Gateway, *, ca_file: Path | None) -> None:
@@ -76,14 +75,15 @@ class GatewayTrust:
         return f"the CA of the gateway is not known yet{f': {self._problem}' if self._problem else ''}"
 
     async def look(self) -> None:
-        """Read or issue the CA, and enqueue all objects if it has changed."""
+        """Read or issue the CA, and reconcile all control planes if it has changed."""
         ca = await (self._issue() if self._ca_file is None else asyncio.to_thread(read_authorities, self._ca_file))
         changed = self.known.is_set() and ca != self._gateway.ca
         self._gateway.ca = ca
         self.known.set()
         if changed:
             _log.info("the CA of the gateway has changed; kubeconfigs are written again")
-            wake_all(self._context.stores, queues=self._context.queues)
+            for control_plane in self._context.stores.control_planes:
+                self._context.triggers.control_planes.add(control_plane["metadata"]["name"])
 
     async def _issue(self) -> bytes:
         """Renew and store CA and serving certificate as needed; return the CAs that clients have to trust."""

@@ -1,7 +1,7 @@
 """Garbage collection of components and grants, by the control planes and registrations that exist.
 
 Components and grants without an owner are collected. Their owner was deleted while no operator ran, or because a user
-removed a finalizer. Grants that a user deletes or changes are restored.
+removed a finalizer.
 """
 
 from __future__ import annotations
@@ -13,27 +13,23 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from kplane.components.names import components_of, mark_of, mcm_mark
-from kplane.controlplane_operator.grants import GRANT_UID_LABEL, Access
+from kplane.controlplane_operator.grants import Access
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms
-from kplane.controlplane_operator.registrations.identities import IDENTITY_UID_LABEL, McmIdentities
+from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.watch.backoff import jittered, retry_backoff
-from kplane.controlplane_operator.watch.cache import Change, key_of
-from kplane.controlplane_operator.watch.informers import RBAC_KINDS, Informers
-from kplane.controlplane_operator.watch.queues import Queues
+from kplane.controlplane_operator.watch.cache import Change
+from kplane.controlplane_operator.watch.informers import Informers
 from kplane.controlplane_operator.watch.stores import Stores
-from kplane.provider import Cache, Client, Event, ProviderError
-from kplane.provider.client.resources import SERVICE_ACCOUNTS
+from kplane.provider import Client, ProviderError
 from kplane.workloads import Phase, Runtime, WorkloadsError
 
-__all__ = ["ComponentCollector", "GrantCollector", "watch_grants"]
+__all__ = ["ComponentCollector", "GrantCollector"]
 
 _log: Final = logging.getLogger(__name__)
 
 _PERIOD_SECONDS: Final = 60.0
 _SWEEP_SECONDS: Final = 600.0
-_RESTORED_SECONDS: Final = 1.0
-"""Delay before a changed grant is restored, so that two controllers that overwrite each other cost little."""
 
 
 class ComponentCollector:
@@ -155,24 +151,3 @@ class GrantCollector:
             holders = await grants.holders()
             for uid in holders - {obj["metadata"]["uid"] for obj in self._stores.registrations}:
                 await grants.revoke(uid)
-
-
-def watch_grants(cache: Cache, *, stores: Stores, queues: Queues) -> None:
-    """Enqueue a registration when one of its Roles, bindings or ServiceAccounts is deleted or changed.
-
-    New objects enqueue no registration, because the operator created them. Nor do changed ServiceAccounts, which keep
-    their rights.
-    """
-
-    def enqueue(event: Event) -> None:
-        if event.kind == "ADDED" or (event.resource == SERVICE_ACCOUNTS and event.kind == "MODIFIED"):
-            return
-        for label, queue in ((GRANT_UID_LABEL, queues.registrations), (IDENTITY_UID_LABEL, queues.mcms)):
-            # A user may have removed the label.
-            for uid in {entry.labels.get(label) for entry in (event.entry, event.old_entry) if entry is not None}:
-                for registration in stores.registrations.by("mcm", mcm_mark(uid)) if uid is not None else ():
-                    if registration["metadata"]["uid"] == uid:
-                        queue.add_after(key_of(registration), _RESTORED_SECONDS)
-
-    for resource in RBAC_KINDS:
-        cache.informer(resource).add_handler(enqueue)

@@ -12,15 +12,20 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NoReturn, Self
 
 from kplane.api.names import OPERATOR_LEASE, OPERATOR_LEASE_NAMESPACE
 from kplane.controlplane_operator.config import ElectionSettings
 from kplane.controlplane_operator.errors import OperatorError
 from kplane.provider import Client, ClusterConfig, Election, Lease
+from kplane.provider.aio.cancellation import end_tasks
+from kplane.provider.contracts import EngagementTarget
 from kplane.provider.errors import LeaseLost
 
-__all__ = ["AnotherOperator", "Leadership"]
+__all__ = ["AnotherOperator", "Leadership", "Work"]
+
+Work = Callable[[EngagementTarget], Coroutine[Any, Any, None]]
+"""Work of the leader, which runs until cancelled."""
 
 _LABELS: Final = {"app.kubernetes.io/managed-by": "kplane", "app.kubernetes.io/part-of": "kplane"}
 _LOCK_FILE: Final = ".operator-lock"
@@ -28,6 +33,8 @@ _LOCK_SECONDS: Final = 20.0
 """Maximum wait for the end of a former operator that has released the Lease already."""
 _LOCK_RETRY_SECONDS: Final = 0.1
 _MARK_LENGTH: Final = 12
+_CANCEL_SECONDS: Final = 1.0
+"""Time before the expiry of the Lease at which reconciles are cancelled."""
 _MARKS: Final = 3
 """Number of parts after the readable part of an identity: installation, directory and process, after underscores."""
 
@@ -37,7 +44,9 @@ class AnotherOperator(OperatorError):
 
 
 class Leadership:
-    """Runs the operator's work while it holds the Lease of the management cluster; an async context manager.
+    """Coordinator of the operator's manager: lets it work while it holds the Lease of the management cluster.
+
+    An async context manager. `work` runs while this operator holds the Lease, and allows the manager to reconcile.
 
     Replicas of one installation wait for each other: pods of one namespace, or processes with one state directory. An
     operator of another installation would maintain the same control planes differently, so `run` refuses to wait for
@@ -45,8 +54,11 @@ class Leadership:
     over the Lease at once.
     """
 
-    def __init__(self, settings: ElectionSettings, *, config: ClusterConfig, state_dir: Path) -> None:
+    def __init__(self, settings: ElectionSettings, *, config: ClusterConfig, state_dir: Path, work: Work) -> None:
         """Open the state directory. Raises OSError if it cannot be used."""
+        self._leader_work = work
+        self._standing: asyncio.Task[None] | None = None
+        self._failed: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
         timings = settings.timings
         self._state_dir = state_dir
         self._lock = _DirectoryLock(state_dir)
@@ -81,6 +93,8 @@ class Leadership:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if not self._failed.cancel():
+            _ = self._failed.exception()  # so that asyncio does not log it as never retrieved
         await self._stack.aclose()
 
     @property
@@ -100,14 +114,47 @@ class Leadership:
             raise LeaseLost("the operator writes nothing without the Lease")
         return self._lease.seconds_left
 
-    async def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Wait for the Lease, and do the work; see `Election.run`. Raises LeaseLost and AnotherOperator."""
+    def may_work(self, cluster: str) -> bool:
+        """Return whether this operator holds the Lease."""
+        del cluster
+        return self.leading
 
-        async def locked_work() -> None:
-            await self._wait_for_lock()
-            await work()
+    def grace_seconds(self, cluster: str) -> float:
+        """Return the remaining seconds of the Lease, less the time to cancel reconciles."""
+        del cluster
+        return max(0.0, self._lease.seconds_left - _CANCEL_SECONDS)
 
-        await self._election.run(locked_work)
+    def require_read(self, cluster: str) -> None:
+        """Permit reads in every operator."""
+
+    async def run(self, target: EngagementTarget) -> None:
+        """Wait for the Lease, and do the work, until cancelled. `wait_failed` raises a failure of either."""
+        self._standing = asyncio.create_task(self._election.run(lambda: self._work(target)), name="election")
+        try:
+            await asyncio.wait((self._standing,))
+            if not self._standing.cancelled() and (error := self._standing.exception()) is not None:
+                self._failed.set_exception(error)
+            # The manager would start an ended coordinator again.
+            await asyncio.get_running_loop().create_future()
+        finally:
+            await self.stop()
+
+    async def stop(self) -> None:
+        """End the work of the leader, or the wait for the Lease, and release the Lease."""
+        if self._standing is not None:
+            await end_tasks([self._standing])
+
+    async def wait_failed(self) -> NoReturn:
+        """Wait until the work must end.
+
+        Raises LeaseLost, AnotherOperator if an operator of another installation is alive, and the errors of the work.
+        """
+        await asyncio.shield(self._failed)
+        raise AssertionError
+
+    async def _work(self, target: EngagementTarget) -> None:
+        await self._wait_for_lock()
+        await self._leader_work(target)
 
     async def _wait_for_lock(self) -> None:
         """Wait until the former operator of the state directory has ended. Raises AnotherOperator after 20 s."""

@@ -1,10 +1,9 @@
-"""Metrics of the operator, with the names of controller-runtime if it has such a metric."""
+"""Metrics of the operator. Those of its controllers and of their queues are the manager's."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter as Tally
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -18,20 +17,14 @@ from kplane.api import ControlPlane, ControlPlanePhase, MigrationStep
 from kplane.api.conditions import HIBERNATED, WAITS_FOR_ROOM
 from kplane.api.reasons import Reason
 from kplane.controlplane_operator.not_ready_metrics import not_ready_families
-from kplane.controlplane_operator.watch.cache import Key, Store
+from kplane.controlplane_operator.watch.cache import Store
 from kplane.controlplane_operator.watch.conditions import stored_condition
-from kplane.provider import Result
-from kplane.provider.controllers.queue import FairQueue
 
-__all__ = ["Metrics", "OnFailure", "Reconcile"]
-
-Reconcile = Callable[[Key], Awaitable[Result | None]]
-OnFailure = Callable[[Key, BaseException], Awaitable[None]]
+__all__ = ["Inventory", "Metrics"]
 
 _BOOTSTRAP_BUCKETS: Final = (1, 2, 3, 5, 7.5, 10, 15, 20, 30, 45, 60, 120, 300, 600)
 _HOLD_BUCKETS: Final = (0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)
 _UNDER_WAY: Final = frozenset(step for step in MigrationStep if not step.is_cut)
-_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Metrics:
@@ -40,38 +33,12 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._total = Counter(
-            "controller_runtime_reconcile_total",
-            "Reconciliations by controller and result: success, requeue_after or error",
-            ["controller", "result"],
-            registry=self.registry,
-        )
-        self._errors = Counter(
-            "controller_runtime_reconcile_errors_total",
-            "Reconciliations that failed or took too long",
-            ["controller"],
-            registry=self.registry,
-        )
-        self._seconds = Histogram(
-            "controller_runtime_reconcile_time_seconds",
-            "How long reconciliations took",
-            ["controller"],
-            buckets=_BUCKETS,
-            registry=self.registry,
-        )
         self._failures = Counter(
             "kplane_reconcile_failures",
             "Reconciliations that ended with a failure, by the reason in the object's conditions",
             ["controller", "reason"],
             registry=self.registry,
         )
-        self._active = Gauge(
-            "controller_runtime_active_workers",
-            "Reconciliations going on now",
-            ["controller"],
-            registry=self.registry,
-        )
-
         self._bootstrap = Histogram(
             "kplane_bootstrap_seconds",
             "How long control planes took from their creation until they were published for the first time",
@@ -109,48 +76,18 @@ class Metrics:
         if not reason.expected:
             self._failures.labels(controller, reason).inc()
 
-    def failed(self, controller: str) -> None:
-        """Record a failed reconciliation, or one that exceeded its timeout.
-
-        The reconcile function itself cannot count a timeout, because its cancellation looks like that at the operator's
-        end.
-        """
-        self._total.labels(controller, "error").inc()
-        self._errors.labels(controller).inc()
-
-    def timed(self, controller: str, *, reconcile: Reconcile) -> Reconcile:
-        """Return the reconcile function with measurements under the controller's name; `failed` counts its failures."""
-        active, seconds = self._active.labels(controller), self._seconds.labels(controller)
-        # Create the series before the first failure, so that Prometheus sees an increase at that failure.
-        self._errors.labels(controller)
-
-        async def measured(key: Key) -> Result | None:
-            started = time.perf_counter()
-            try:
-                with active.track_inprogress():
-                    result = await reconcile(key)
-            finally:
-                seconds.observe(time.perf_counter() - started)
-            self._total.labels(controller, "success" if result is None else "requeue_after").inc()
-            return result
-
-        return measured
-
     def elected(self, lease: str, *, leading: Callable[[], bool]) -> None:
         """Register a gauge that shows at each scrape whether this operator holds the Lease with this name."""
         text = "Whether this one holds the Lease: 1, or 0"
         gauge = Gauge("leader_election_master_status", text, ["name"], registry=self.registry)
         gauge.labels(lease).set_function(leading)
 
-    def observe(self, *, control_planes: Store, queues: Mapping[str, FairQueue[Key]]) -> None:
-        """Register gauges of control planes by phase and of waiting keys by queue, computed at each scrape."""
-        self.registry.register(_Inventory(control_planes, queues))
 
+class Inventory(Collector):
+    """Counts control planes by phase and state at each scrape."""
 
-class _Inventory(Collector):
-    def __init__(self, control_planes: Store, queues: Mapping[str, FairQueue[Key]]) -> None:
+    def __init__(self, control_planes: Store) -> None:
         self._control_planes = control_planes
-        self._queues = queues
 
     @override
     def collect(self) -> Iterable[Metric]:
@@ -162,10 +99,6 @@ class _Inventory(Collector):
         yield from not_ready_families(self._control_planes)
         yield _on_demand(self._control_planes)
         yield _migrations(self._control_planes)
-        depth = GaugeMetricFamily("workqueue_depth", "Keys that wait for a worker", labels=["name"])
-        for name, queue in self._queues.items():
-            depth.add_metric([name], len(queue))
-        yield depth
 
 
 def _on_demand(control_planes: Store) -> Metric:

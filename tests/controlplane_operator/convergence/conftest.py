@@ -20,7 +20,9 @@ from kplane.api.configuration import HostPort
 from kplane.api.names import ALLOW_ENDPOINT_LABEL
 from kplane.controlplane_operator.app import run_operator
 from kplane.controlplane_operator.backends import adopted as external
+from kplane.controlplane_operator.classes import watches as class_watches
 from kplane.controlplane_operator.config import OperatorConfig
+from kplane.controlplane_operator.controlplanes import watches as control_plane_watches
 from kplane.controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
     CONTROL_PLANE_ENDPOINTS,
@@ -29,7 +31,7 @@ from kplane.controlplane_operator.kinds import (
 )
 from kplane.controlplane_operator.registrations import reconciler as control_plane_registration
 from kplane.controlplane_operator.registrations import resolution
-from kplane.controlplane_operator.watch import event_routing
+from kplane.controlplane_operator.registrations import watches as registration_watches
 from kplane.controlplane_operator.watch.backoff import KeyedBackoff
 from kplane.embedded.handle import Handle
 from kplane.provider import Client, ClusterConfig, Invalid, NotFound, Unreachable
@@ -307,8 +309,9 @@ def worlds(
     patches.setattr(resolution, "_CREATED_SECONDS", 0.0)
     patches.setattr(resolution, "_MADE_SECONDS", 0.0)
     patches.setattr(external, "_REVOKE_SECONDS", 1.0)
-    patches.setattr(event_routing, "_CLASS_SECONDS", 0.2)
-    patches.setattr(event_routing, "_WORDS_SECONDS", 0.2)
+    patches.setattr(class_watches, "_MERGE_SECONDS", 0.2)
+    for watches in (control_plane_watches, registration_watches):
+        patches.setattr(watches, "_WORDS_SECONDS", 0.2)
 
     async def begin() -> tuple[Client, dict[str, Any]]:
         administrator = ClusterConfig.load(api_server.admin_kubeconfig)

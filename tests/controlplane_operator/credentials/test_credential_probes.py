@@ -19,11 +19,12 @@ from kplane.controlplane_operator.tenant.bootstrap import (
     admin_binding,
     controllers_binding,
 )
-from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.controlplane_operator.watch.triggers import Triggers
 from kplane.pki.issuing import Identity
 from kplane.provider import ClusterConfig, Unreachable
 from kplane.provider.client.admission import Guard
+from tests.controlplane_operator.watched import taken
 
 _KEY = ("", "acme")
 
@@ -45,11 +46,11 @@ class World:
         self.guard_reads = 0
         self.clock = 0.0
         self.said: list[str] = []
-        self.stores, self.queues = Stores(), Queues()
+        self.stores, self.triggers = Stores(), Triggers()
         events = SimpleNamespace(record=lambda _, *, message, **__: self.said.append(message))
         context = SimpleNamespace(
             stores=self.stores,
-            queues=self.queues,
+            triggers=self.triggers,
             events=events,
             connections=None,
             brief_connections=None,
@@ -86,7 +87,7 @@ class World:
 
     @property
     def woken(self) -> int:
-        return len(self.queues.control_planes)
+        return len(self.triggers.control_planes.channel.waiting)
 
 
 @pytest.fixture
@@ -100,9 +101,7 @@ async def test_probe_wakes_reconciler_once_until_repair(world: World) -> None:
     assert await world.probe()
     assert world.probes.refusal("1") == world.answer
     assert (world.woken, len(world.said)) == (1, 1)
-    key = world.queues.control_planes.take()
-    assert key == _KEY
-    world.queues.control_planes.done(key)
+    assert taken(world.triggers.control_planes) == {"acme"}
     assert await world.probe()
     assert (world.woken, len(world.said)) == (0, 1)
     world.probes.follow(_KEY, world.probed)
@@ -166,7 +165,7 @@ async def test_probe_reads_lease_guards_every_30_s_and_wakes_on_change(world: Wo
         assert await world.probe()
         assert (world.woken, world.guard_reads) == (woken, reads)
         if woken:
-            world.queues.control_planes.done(world.queues.control_planes.take())
+            taken(world.triggers.control_planes)
     assert world.probes.lease_guards("1") == ()
     world.probes.stop(_KEY)
     assert world.probes.lease_guards("1") is None

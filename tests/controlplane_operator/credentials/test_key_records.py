@@ -39,8 +39,8 @@ from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
-from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.controlplane_operator.watch.triggers import Triggers
 from kplane.pki.authorities import TenantAuthorities
 from kplane.pki.entries import data_of
 from kplane.pki.generations import Generations
@@ -85,7 +85,7 @@ class World:
         self.context = OperatorContext(
             client=self.client,
             stores=(stores := Stores()),
-            queues=Queues(),
+            triggers=Triggers(),
             status=StatusWriter(self.client, events=events),
             events=events,
             access=Access(self.client, Cache(self.client), shared=Account("kplane-system", "mcm")),

@@ -19,8 +19,8 @@ from kplane.controlplane_operator.controlplanes.credentials import CredentialIss
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.hibernation.host_name_use import HostNameUse
 from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
-from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.controlplane_operator.watch.triggers import Triggers
 from kplane.pki.issuing import Identity, issue_certificate, sign_token
 from kplane.pki.primitives import create_authority, create_signing_key
 from kplane.provider import ClusterConfig
@@ -159,7 +159,8 @@ async def test_ensure_reads_lease_guards_again_once_spec_has_changed(monkeypatch
 
     tenant, identities = FakeCluster("tenant"), (certified(), signed())
     await tenant.client.apply(NAMESPACES, {"metadata": {"name": "kube-system"}}, force=True)
-    context = cast("OperatorContext", SimpleNamespace(stores=Stores(), queues=Queues(), connections=None, gateway=None))
+    shared = SimpleNamespace(stores=Stores(), triggers=Triggers(), connections=None, gateway=None)
+    context = cast("OperatorContext", shared)
     issuer = CredentialIssuer(context, probes=CredentialProbes(context, use=HostNameUse(context)))
     monkeypatch.setattr(f"{CredentialIssuer.__module__}.bootstrap", bootstrap)
     monkeypatch.setattr(issuer, "_client", lambda _: contextlib.nullcontext(tenant.client))

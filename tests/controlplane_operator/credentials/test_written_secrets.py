@@ -18,8 +18,8 @@ from kplane.controlplane_operator.kinds import CONTROL_PLANES, owner_reference
 from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
-from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.controlplane_operator.watch.triggers import Triggers
 from kplane.embedded.handle import Handle
 from kplane.pki.entries import data_of
 from kplane.provider import Cache, Client, ClusterConfig
@@ -73,7 +73,7 @@ async def world(api_server: Handle, unguarded: None, namespaces_go_at_once: Any)
         context = OperatorContext(
             client=client,
             stores=stores,
-            queues=Queues(),
+            triggers=Triggers(),
             status=StatusWriter(client, events=events),
             events=events,
             access=Access(client, Cache(client), shared=Account("kplane-system", "mcm")),

@@ -15,8 +15,9 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.hibernation import room as rooms
 from kplane.controlplane_operator.hibernation.decision import Decision, decide
 from kplane.controlplane_operator.hibernation.room import Holder, Limits, Room, displaced, fits
-from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.controlplane_operator.watch.triggers import Triggers
+from tests.controlplane_operator.watched import taken
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 MIB = 1 << 20
@@ -91,8 +92,8 @@ class World:
     """Control planes of an operator, and the queue of their passes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, limits: Limits, at_once: int = 9) -> None:
-        self.stores, self.queues, self.now, self.seconds, self.version = Stores(), Queues(), NOW, 0.0, 0
-        context = SimpleNamespace(stores=self.stores, queues=self.queues, gateway=None)
+        self.stores, self.triggers, self.now, self.seconds, self.version = Stores(), Triggers(), NOW, 0.0, 0
+        context = SimpleNamespace(stores=self.stores, triggers=self.triggers, gateway=None)
         self.room = Room(cast("OperatorContext", context), limits=limits, at_once=at_once)
         monkeypatch.setattr(rooms.time, "monotonic", lambda: self.seconds)
 
@@ -136,12 +137,8 @@ class World:
         return final_decision
 
     def called(self) -> list[str]:
-        """Empty the queue, and return the names of its control planes."""
-        queued_names = []
-        while (key := self.queues.control_planes.take()) is not None:
-            self.queues.control_planes.done(key)
-            queued_names.append(key[1])
-        return queued_names
+        """Return the names of the control planes that were enqueued since the last call."""
+        return sorted(taken(self.triggers.control_planes))
 
 
 def test_waiting_control_planes_wake_in_order_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:

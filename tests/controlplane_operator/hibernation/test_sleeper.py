@@ -21,8 +21,8 @@ from kplane.controlplane_operator.hibernation.host_name_use import HostNameUse, 
 from kplane.controlplane_operator.hibernation.inside import Inside
 from kplane.controlplane_operator.hibernation.room import Limits, Room
 from kplane.controlplane_operator.hibernation.sleeper import Sleeper
-from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.controlplane_operator.watch.triggers import Triggers
 
 SLEEP = {"since": datetime.now(UTC).isoformat(), "reason": "Requested", "observedGeneration": 3}
 CHOSEN = ControlPlaneClass.model_validate({"metadata": {"name": "c"}, "spec": {"virtual": {"start": "OnDemand"}}})
@@ -57,8 +57,8 @@ class Backend:
 class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.stores, self.backend, self.inside = Stores(), Backend(), Inside(next_wake=DUE)
-        self.queues = Queues()
-        context = cast("OperatorContext", SimpleNamespace(stores=self.stores, queues=self.queues, gateway=None))
+        self.triggers = Triggers()
+        context = cast("OperatorContext", SimpleNamespace(stores=self.stores, triggers=self.triggers, gateway=None))
         room = Room(context, limits=Limits(), at_once=2)
         self.sleeper = Sleeper(
             context, backend=lambda _: cast("Hibernating", self.backend), room=room, use=HostNameUse(context)

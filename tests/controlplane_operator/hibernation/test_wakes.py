@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kplane.api.names import LAST_USED_ANNOTATION, WAKE_REQUESTED_ANNOTATION
-from kplane.controlplane_operator.watch.event_routing import connect
-from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
+from tests.controlplane_operator.watched import Watched
 
 AWAKE = {"endpoint": "https://acme"}
 INSTALLED = {"conditions": [{"type": "AddonsReady", "status": "True"}]}
@@ -24,39 +23,34 @@ def registration(version: int, **status: Any) -> dict[str, Any]:
     return {"metadata": metadata, "spec": {"controlPlaneRef": {"name": "acme"}}, "status": status}
 
 
-def lengths(queues: Queues) -> dict[str, int]:
-    return {name: len(queue) for name, queue in queues.by_name().items() if len(queue)}
-
-
 async def test_only_first_use_enqueues_control_plane() -> None:
     """After the first use, a pass knows the time at which the control plane is idle."""
     other = {"example.org/owner": "shop"}
     for annotations_before, count in (({}, 1), ({LAST_USED_ANNOTATION: "2026-11-23T12:00:00Z"}, 0)):
-        stores, queues = Stores(), Queues()
+        stores = Stores()
         stores.control_planes.apply(control_plane(1, **other, **annotations_before))
         stores.registrations.apply(registration(1, ready=True, controlPlaneUID="uid-acme"))
-        connect(stores, queues=queues)
+        watched = Watched(stores)
         stores.control_planes.apply(control_plane(2, **other, **{LAST_USED_ANNOTATION: "2026-11-23T12:01:00Z"}))
-        assert lengths(queues).get("controlplane", 0) == count
+        assert len(watched.names("controlplane")) == count
 
 
 async def test_wake_request_enqueues_control_plane() -> None:
-    stores, queues = Stores(), Queues()
+    stores = Stores()
     stores.control_planes.apply(control_plane(1))
-    connect(stores, queues=queues)
+    watched = Watched(stores)
     stores.control_planes.apply(control_plane(2, **{WAKE_REQUESTED_ANNOTATION: "2026-11-23T12:01:00Z"}))
-    assert lengths(queues)["controlplane"] == 1
+    assert watched.names("controlplane") == {"acme"}
 
 
 async def test_sleep_or_wake_enqueues_registration_endpoint_and_addons() -> None:
     for before, after in ((AWAKE, AWAKE | SLEEP), (AWAKE | SLEEP, AWAKE), ({}, AWAKE), ({}, AWAKE | SLEEP)):
-        stores, queues = Stores(), Queues()
+        stores = Stores()
         stores.control_planes.apply(control_plane(1, status=before | INSTALLED))
         stores.registrations.apply(registration(1, ready=True, controlPlaneUID="uid-acme", mode="Dedicated"))
-        connect(stores, queues=queues)
+        watched = Watched(stores)
         stores.control_planes.apply(control_plane(2, status=after | INSTALLED))
-        queue_lengths = lengths(queues)
-        assert queue_lengths.keys() >= {
+        assert watched.woken().keys() >= {
             "controlplane",
             "controlplaneregistration",
             "controlplaneendpoint",
@@ -67,9 +61,9 @@ async def test_sleep_or_wake_enqueues_registration_endpoint_and_addons() -> None
 
 async def test_end_of_instance_enqueues_control_plane_falling_asleep() -> None:
     for status, count in ((SLEEP, 1), ({}, 0)):
-        stores, queues = Stores(), Queues()
+        stores = Stores()
         stores.control_planes.apply(control_plane(1, status=status))
         stores.registrations.apply(registration(1, instance={"controlPlaneUID": "uid-acme"}))
-        connect(stores, queues=queues)
+        watched = Watched(stores)
         stores.registrations.apply(registration(2))
-        assert lengths(queues).get("controlplane", 0) == count
+        assert len(watched.names("controlplane")) == count

@@ -13,8 +13,8 @@ from kplane.controlplane_operator.grants import Access, Account
 from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
-from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.controlplane_operator.watch.triggers import Triggers
 from kplane.embedded.handle import Handle
 from kplane.provider import Cache, Client, ClusterConfig, NotFound
 from kplane.provider.client.resources import NAMESPACES, SECRETS
@@ -46,7 +46,7 @@ async def test_deleted_keys_in_a_stale_cache_are_not_reused(api_server: Handle) 
         context = OperatorContext(
             client=client,
             stores=stores,
-            queues=Queues(),
+            triggers=Triggers(),
             status=StatusWriter(client, events=events),
             events=events,
             access=Access(client, Cache(client), shared=Account("kplane-system", "mcm")),

@@ -516,7 +516,7 @@ class Operator:
         context: Any = SimpleNamespace(
             client=client,
             stores=SimpleNamespace(control_planes=self.store),
-            queues=SimpleNamespace(control_planes=SimpleNamespace(add=lambda _: None)),
+            triggers=SimpleNamespace(control_planes=SimpleNamespace(add=lambda _: None)),
             status=self._status,
             events=silent,
             metrics=SimpleNamespace(migrated=lambda _: None),

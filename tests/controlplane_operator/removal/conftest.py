@@ -27,8 +27,8 @@ from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.addresses import etcd_address
-from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.controlplane_operator.watch.triggers import Triggers
 from kplane.data import Usage
 from kplane.embedded.handle import Handle
 from kplane.pki.authorities import TenantAuthorities
@@ -167,7 +167,7 @@ class Operator:
         self.context = OperatorContext(
             client=client,
             stores=stores,
-            queues=Queues(),
+            triggers=Triggers(),
             status=StatusWriter(client, events=events),
             events=events,
             access=Access(client, Cache(client), shared=Account("kplane-system", "mcm")),

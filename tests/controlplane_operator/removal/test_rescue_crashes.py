@@ -82,7 +82,7 @@ class Run:
             namespaces=self.operator.namespaces,
             claims=claims,
             clusters=ClusterClaims(context.stores),
-            switch=EndpointSwitch(context.stores, queues=context.queues),
+            switch=EndpointSwitch(context.stores, triggers=context.triggers),
             removal=self.operator.removal,
             served=ServedRevisions(context, homes=provisioners.home),
             runtime=ProcessRuntime(Path("/nonexistent"), programs=()),

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kplane.controlplane_operator.backends.virtual import VirtualProvisioner
-from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.controlplane_operator.watch.triggers import Triggers
 from kplane.data import Usage
 
 
@@ -38,8 +38,8 @@ class Keyspace:
         return Usage(self._keys, 10_000 * self._keys)
 
 
-def provisioner(stores: Stores, queues: Queues, keyspace: Keyspace) -> VirtualProvisioner:
-    context: Any = SimpleNamespace(client=None, stores=stores, queues=queues, events=None)
+def provisioner(stores: Stores, triggers: Triggers, keyspace: Keyspace) -> VirtualProvisioner:
+    context: Any = SimpleNamespace(client=None, stores=stores, triggers=triggers, events=None)
     shared: Any = SimpleNamespace(keyspace=keyspace)
     runtime: Any = None
     return VirtualProvisioner(context, runtime=runtime, shared_etcd=shared, restorer=shared)
@@ -73,29 +73,29 @@ def ready(reason: str) -> list[dict[str, str]]:
 async def test_control_plane_without_its_identity_is_reconciled_within_a_look(
     status: dict[str, Any], identity: str | None, queued: bool
 ) -> None:
-    stores, queues = Stores(), Queues()
+    stores, triggers = Stores(), Triggers()
     stores.control_planes.apply(stored("acme", **{**ASLEEP, **status}))
     keyspace = Keyspace(identities={"/clusters/acme/": "5f0c"})
-    meter = provisioner(stores, queues, keyspace)._required().meter
+    meter = provisioner(stores, triggers, keyspace)._required().meter
     await meter.look()
-    assert len(queues.control_planes) == 0
+    assert len(triggers.control_planes.channel.waiting) == 0
     keyspace._identities = {"/clusters/acme/": identity} if identity is not None else {}
     await meter.look()
-    assert len(queues.control_planes) == queued
+    assert len(triggers.control_planes.channel.waiting) == queued
 
 
 @pytest.mark.parametrize(("reason", "queued"), [("Hibernated", True), ("DataLost", False)])
 async def test_control_plane_without_keys_is_reconciled(reason: str, queued: bool) -> None:
-    stores, queues = Stores(), Queues()
+    stores, triggers = Stores(), Triggers()
     status = {**ASLEEP, "storage": {"keys": 0, "bytes": 0}, "conditions": ready(reason)}
     stores.control_planes.apply(stored("acme", **status))
     keyspace = Keyspace(keys=0, identities={"/clusters/acme/": "5f0c"})
-    await provisioner(stores, queues, keyspace)._required().meter.look()
-    assert len(queues.control_planes) == queued
+    await provisioner(stores, triggers, keyspace)._required().meter.look()
+    assert len(triggers.control_planes.channel.waiting) == queued
 
 
 async def test_only_published_tenants_of_shared_etcd_are_measured() -> None:
-    stores, queues = Stores(), Queues()
+    stores, triggers = Stores(), Triggers()
     adopted = stored("adopted")
     adopted["spec"]["endpointRef"] = {"name": "adopted"}
     for obj in (
@@ -109,7 +109,7 @@ async def test_only_published_tenants_of_shared_etcd_are_measured() -> None:
         adopted,
     ):
         stores.control_planes.apply(obj)
-    virtual = provisioner(stores, queues, Keyspace())
+    virtual = provisioner(stores, triggers, Keyspace())
     await virtual._required().meter.look()
     measured = {
         name
@@ -117,4 +117,4 @@ async def test_only_published_tenants_of_shared_etcd_are_measured() -> None:
         if virtual.usage(f"uid-of-{name}")
     }
     assert measured == {"acme", "known", "unclear"}
-    assert len(queues.control_planes) == 2
+    assert len(triggers.control_planes.channel.waiting) == 2

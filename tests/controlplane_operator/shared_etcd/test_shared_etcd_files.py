@@ -72,7 +72,7 @@ def test_credentials_are_read_from_external_directory(tmp_path: Path) -> None:
 
 async def test_operator_starts_without_etcd_credentials() -> None:
     """On a cluster the operator creates the credentials itself, after its start."""
-    context: Any = SimpleNamespace(client=None, stores=None, queues=None, events=None)
+    context: Any = SimpleNamespace(client=None, stores=None, triggers=None, events=None)
     runtime: Any = None
     etcd = SharedEtcd("https://kplane-etcd:2379")
     virtual = VirtualProvisioner(context, runtime=runtime, shared_etcd=etcd, restorer=runtime)

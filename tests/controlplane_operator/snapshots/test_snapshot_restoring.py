@@ -82,7 +82,7 @@ class Operator:
         self.keys: dict[str, bytes] | None = None
         self.woken: asyncio.Queue[Any] = asyncio.Queue()
         self.client = self
-        self.queues = SimpleNamespace(control_planes=SimpleNamespace(add=self.woken.put_nowait))
+        self.triggers = SimpleNamespace(control_planes=SimpleNamespace(add=self.woken.put_nowait))
 
     async def get(self, resource: Any, name: str, *, namespace: str) -> dict[str, Any]:
         return {"data": {"identity": base64.b64encode(str(KEY).encode()).decode()}}
@@ -125,7 +125,7 @@ async def test_restore_of_keys_runs_as_job_and_reports_last_error(
             assert await told() == (Reason.PROVISIONING, "restoring the keys of snapshot ashes")
     finally:
         volume.released.set()
-    assert await operator.woken.get() == ("", "acme")
+    assert await operator.woken.get() == "acme"
     await restorer.restore_keys(control_plane)
     assert operator.keys == KEYS
 

@@ -110,7 +110,7 @@ class Cluster:
 
     def __init__(self) -> None:
         self.stores = Stores()
-        self.client = self.queues = self.metrics = Mock(delete=AsyncMock())
+        self.client = self.triggers = self.metrics = Mock(delete=AsyncMock())
         self.status = self
 
     async def write(self, _: Any, snapshot: ControlPlaneSnapshot, *, status: ControlPlaneSnapshotStatus) -> None:

@@ -15,8 +15,8 @@ from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
-from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.controlplane_operator.watch.triggers import Triggers
 from kplane.provider import Cache
 from kplane.workloads import Phase
 from kplane.workloads.pods import Image, PodRuntime, PodSettings
@@ -41,7 +41,7 @@ class Dedicated:
         context = OperatorContext(
             client=cluster.client,
             stores=self.stores,
-            queues=Queues(),
+            triggers=Triggers(),
             status=StatusWriter(cluster.client, events=events),
             events=events,
             access=Access(cluster.client, Cache(cluster.client), shared=Account("kplane-system", "mcm")),

@@ -22,8 +22,8 @@ from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
-from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.controlplane_operator.watch.triggers import Triggers
 from kplane.provider import Cache
 from kplane.provider.client.resources import CLUSTER_ROLES, PODS, SECRETS, SERVICE_ACCOUNTS, SERVICES, STATEFUL_SETS
 from kplane.workloads import Component, Scheduling
@@ -49,7 +49,7 @@ class Dedicated:
         self.context = OperatorContext(
             client=client,
             stores=stores,
-            queues=Queues(),
+            triggers=Triggers(),
             status=StatusWriter(client, events=events),
             events=events,
             access=Access(client, Cache(client), shared=Account("kplane-system", "mcm")),

@@ -224,7 +224,7 @@ class Templates:
             self._makers.discard(maker)
             del self._asked[name]
             for control_plane in request.waiting:
-                self._context.queues.control_planes.add(("", control_plane))
+                self._context.triggers.control_planes.add(control_plane)
 
     async def _end_makers(self) -> bool:
         """Delete the API servers of templates, also those of an earlier operator; return whether all have ended."""

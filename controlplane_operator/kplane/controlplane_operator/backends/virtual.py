@@ -457,14 +457,14 @@ class VirtualProvisioner:
             quota_bytes = storage.quota_bytes if storage is not None else None
             is_empty = usage is not None and usage.keys == 0 and not _is_data_lost(obj)
             if is_empty or recorded(storage, usage=usage, quota_bytes=quota_bytes) != storage:
-                self._context.queues.control_planes.add(("", obj["metadata"]["name"]))
+                self._context.triggers.control_planes.add(obj["metadata"]["name"])
 
     def _identified(self, uid: str, identity: str | None) -> None:
         """Enqueue the control plane if its data do not have the identity in its status."""
         for obj in self._context.stores.control_planes.by("uid", uid):
             expected = (obj.get("status") or {}).get("dataIdentity")
             if expected not in {None, identity} and not _is_data_lost(obj):
-                self._context.queues.control_planes.add(("", obj["metadata"]["name"]))
+                self._context.triggers.control_planes.add(obj["metadata"]["name"])
 
     async def _check_version(self, shared: SharedEtcd) -> None:
         """Raise ConditionError (EtcdRefused) if the version of etcd is refused, and KeyspaceError without an answer."""

@@ -27,7 +27,7 @@ from kplane.controlplane_operator.tenant.admission import lease_guards
 from kplane.controlplane_operator.tenant.bootstrap import CONTROLLERS_ROLE, Binding
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.watch.cache import Key, Object
-from kplane.controlplane_operator.watch.event_routing import is_hibernated
+from kplane.controlplane_operator.watch.predicates import is_hibernated
 from kplane.pki.issuing import Identity
 from kplane.provider import Client, ClusterConfig, NotFound, ProviderError, Result
 from kplane.provider.client.admission import Guard
@@ -155,7 +155,7 @@ class CredentialProbes:
         if guards is not None and guards != self.lease_guards(probed.uid):
             self._guards[probed.uid] = guards, time.monotonic()
         self._probed[key] = probed
-        self._context.queues.probes.add_after(key, _delay())
+        self._context.triggers.probes.add(key[1], seconds=_delay())
 
     def stop(self, key: Key) -> None:
         """Stop probing this control plane."""
@@ -202,7 +202,7 @@ class CredentialProbes:
             recorded = as_recorded(control_plane)
             self._context.events.record(recorded, reason="CredentialsRejected", message=message, warning=True)
             _log.warning("%s", message)
-            self._context.queues.control_planes.add(key)
+            self._context.triggers.control_planes.add(key[1])
         return Result(_delay())
 
     async def _observe_use(self, control_plane: ControlPlane) -> None:
@@ -224,7 +224,7 @@ class CredentialProbes:
             return
         self._guards[probed.uid] = guards, time.monotonic()
         if guards != known:
-            self._context.queues.control_planes.add(key)
+            self._context.triggers.control_planes.add(key[1])
 
     def _connections(self) -> Connections:
         """Return the connections for a probe: kept between probes, unless that would take too much memory."""

@@ -41,7 +41,7 @@ from kplane.controlplane_operator.tenant.identity import read_cluster_uid
 from kplane.controlplane_operator.tenant.tokens import issue_token
 from kplane.controlplane_operator.watch.backoff import jittered
 from kplane.controlplane_operator.watch.cache import Key
-from kplane.controlplane_operator.watch.event_routing import refused_since
+from kplane.controlplane_operator.watch.conditions import refused_since
 from kplane.pki.issuing import (
     Identity,
     expires_at,

@@ -22,7 +22,7 @@ from kplane.controlplane_operator.status.partial import PartialEndpoint, as_reco
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.watch.backoff import KeyedBackoff, jittered
 from kplane.controlplane_operator.watch.cache import Key, Object
-from kplane.controlplane_operator.watch.event_routing import is_hibernated
+from kplane.controlplane_operator.watch.predicates import is_hibernated
 from kplane.pki.entries import data_of
 from kplane.provider import ApiError, ClusterConfig, Result, Unreachable
 from kplane.provider.client.connections import Connections

@@ -129,7 +129,7 @@ class Room:
         """`at_once` is the maximum number of concurrent starts; `replicas` is the number of API servers of each."""
         self._stores = context.stores
         self._gateway = context.gateway
-        self._queue = context.queues.control_planes
+        self._trigger = context.triggers.control_planes
         self._limits = limits
         self._at_once = at_once
         self._replicas = replicas
@@ -173,7 +173,7 @@ class Room:
         """Enqueue the first waiting control plane after the pass of another, because a slot may be free now."""
         first = self._first()
         if first is not None and first != after:
-            self._queue.add(("", self._waiting[first].holder.name))
+            self._trigger.add(self._waiting[first].holder.name)
 
     def _wake(
         self, control_plane: ControlPlane, decision: Decision, *, chosen: ControlPlaneClass | None, now: datetime
@@ -248,7 +248,7 @@ class Room:
         for holder in holders:
             if holder.uid not in self._leaving:
                 self._leaving[holder.uid] = now
-                self._queue.add(("", holder.name))
+                self._trigger.add(holder.name)
             elif now - self._leaving[holder.uid] >= _ASKED_SECONDS:
                 self.spare(holder.uid)
 

@@ -31,8 +31,8 @@ from kplane.controlplane_operator.status.conditions import is_paused
 from kplane.controlplane_operator.status.errors import management_refusal
 from kplane.controlplane_operator.status.partial import PartialRegistration, as_recorded
 from kplane.controlplane_operator.watch.backoff import jittered
-from kplane.controlplane_operator.watch.cache import Key, UIDTracker, key_of
-from kplane.controlplane_operator.watch.event_routing import is_hibernated
+from kplane.controlplane_operator.watch.cache import Key, UIDTracker
+from kplane.controlplane_operator.watch.predicates import is_hibernated
 from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import ClusterConfig, Conflict, Invalid, Result
 from kplane.provider.errors import Forbidden
@@ -157,14 +157,14 @@ class DedicatedMcmReconciler:
         The reconcile of the registration's former key stops the mcm. The registrations of the control plane wait for
         the end of the mcm.
         """
-        mark, stores, queues = mark_of(component), self._context.stores, self._context.queues
+        mark, stores, triggers = mark_of(component), self._context.stores, self._context.triggers
         if mark is None or eldest_of(mark, stores=stores) is not None:
             return
         for key in self._uids.of(lambda uid: mcm_mark(uid) == mark):
-            queues.mcms.add(key)
+            triggers.mcms.add(key[1])
         for served in stores.control_planes.by("namespace", place(component).namespace):
             for obj in stores.registrations.by("control plane", served["metadata"]["name"]):
-                queues.registrations.add(key_of(obj))
+                triggers.registrations.add(obj["metadata"]["name"])
 
     async def _keep(self, registration: PartialRegistration) -> Result | None:
         uid = registration.metadata.uid or ""

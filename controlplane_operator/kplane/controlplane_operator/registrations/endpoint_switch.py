@@ -19,8 +19,8 @@ from kplane.controlplane_operator.registrations.resolution import Resolution
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import PartialRegistration
 from kplane.controlplane_operator.watch.cache import Change
-from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
+from kplane.controlplane_operator.watch.triggers import Triggers
 from kplane.pki.kubeconfig import config_of
 
 __all__ = ["EndpointSwitch"]
@@ -32,9 +32,9 @@ _FREED_SECONDS: Final = 10.0
 class EndpointSwitch:
     """Exclusion between the writers of Secrets and the writers of registrations, for each control plane."""
 
-    def __init__(self, stores: Stores, *, queues: Queues) -> None:
+    def __init__(self, stores: Stores, *, triggers: Triggers) -> None:
         self._stores = stores
-        self._queues = queues
+        self._triggers = triggers
         self._moving: set[str] = set()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._changed = asyncio.Event()
@@ -132,7 +132,7 @@ class EndpointSwitch:
 
     def _wake(self, name: str) -> None:
         for obj in self._stores.registrations.by("control plane", name):
-            self._queues.registrations.add(("", obj["metadata"]["name"]))
+            self._triggers.registrations.add(obj["metadata"]["name"])
 
     def _registration_changed(self, _: Change) -> None:
         self._changed.set()

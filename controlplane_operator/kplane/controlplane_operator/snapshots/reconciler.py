@@ -202,7 +202,7 @@ class ControlPlaneSnapshotReconciler:
             await self._tell(snapshot, failure=failure, phase=SnapshotPhase.FAILED)
         except ProviderError as error:
             _log.warning("failed to update the status of %s: %s", snapshot.name, error)
-        self._context.queues.snapshots.add_after(("", snapshot.name), pause)
+        self._context.triggers.snapshots.add(snapshot.name, seconds=pause)
 
     async def _tell(self, snapshot: ControlPlaneSnapshot, *, failure: ConditionError, phase: SnapshotPhase) -> None:
         conditions = with_condition(

@@ -179,7 +179,7 @@ class SnapshotRestorer:
             self._failed[uid] = Reason.RESTORE_FAILED, "the operator failed; report it, with the operator's log"
             _log.exception("failed to restore control plane %s", control_plane.name)
         self._reported.discard(uid)
-        self._context.queues.control_planes.add(("", control_plane.name))
+        self._context.triggers.control_planes.add(control_plane.name)
 
     def _succeeded(self, uid: str) -> None:
         self._failed.pop(uid, None)

@@ -90,6 +90,10 @@ class Store:
         """Call the listener with every change from now on, immediately and in order."""
         self._listeners.append(listener)
 
+    def ignore(self, listener: Callable[[Change], None]) -> None:
+        """Stop calling the listener."""
+        self._listeners.remove(listener)
+
     def replay(self, listener: Callable[[Change], None]) -> None:
         """Call the listener once with every present object, as if all of them were new."""
         for key, obj in list(self._objects.items()):

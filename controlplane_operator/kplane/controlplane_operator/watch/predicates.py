@@ -6,16 +6,18 @@ Each predicate looks at stored objects without a model. In doubt it accepts the 
 from __future__ import annotations
 
 from kplane.api import RegistrationMode
-from kplane.api.conditions import ADDONS_READY, DEDICATED_READY
-from kplane.api.names import FINALIZER
+from kplane.api.conditions import ADDONS_READY, DEDICATED_READY, READY
+from kplane.api.names import FINALIZER, PAUSED_ANNOTATION
 from kplane.controlplane_operator.watch.cache import Change, Object, Store
 from kplane.controlplane_operator.watch.conditions import stored_condition
 
 __all__ = [
+    "changes_demand",
     "concerns_mcm",
     "concerns_schedule",
     "has_addons",
     "is_held",
+    "is_hibernated",
     "is_published",
     "may_need_mcm",
     "may_need_snapshots",
@@ -59,6 +61,23 @@ def concerns_mcm(change: Change) -> bool:
     Each new and each deleted registration counts, because an earlier operator may have left an mcm.
     """
     return change.old is None or change.new is None or may_need_mcm(change.old) or may_need_mcm(change.new)
+
+
+def is_hibernated(control_plane: Object) -> bool:
+    """Return whether a control plane sleeps, falls asleep, or is not awake again yet."""
+    return (control_plane.get("status") or {}).get("hibernation") is not None
+
+
+def changes_demand(change: Change) -> bool:
+    """Return whether a change of a registration may give its control plane or services to another registration."""
+    return _demand(change.old) != _demand(change.new)
+
+
+def _demand(registration: Object | None) -> tuple[object, ...]:
+    metadata = (registration or {}).get("metadata", {})
+    paused = metadata.get("annotations", {}).get(PAUSED_ANNOTATION)
+    reason = stored_condition(registration, READY).get("reason")
+    return (registration or {}).get("spec"), metadata.get("deletionTimestamp"), paused, reason
 
 
 def is_published(control_plane: Object | None) -> bool:

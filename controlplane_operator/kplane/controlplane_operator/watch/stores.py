@@ -166,6 +166,10 @@ class Stores:
     bundles: Store = field(default_factory=lambda: Store(CONFIG_MAPS))
     """Manifests of add-ons."""
 
+    def secret_stores(self) -> tuple[Store, ...]:
+        """Return the stores of Secrets."""
+        return self.secrets, self.allowed_secrets, self.endpoint_secrets
+
     def cached(self) -> tuple[Store, ...]:
         """Return the stores that one informer of the kind fills: all but those of Secrets."""
         return (

@@ -472,12 +472,12 @@ class Migrator:
         async with self._homes(in_target).connect(in_target) as place:
             with data_errors():
                 await open_place(place)
-        queue, key = self._context.queues.control_planes, ("", control_plane.name)
+        trigger, name = self._context.triggers.control_planes, control_plane.name
         return self._copies.begin(
             uid,
             source=partial(self._homes(control_plane).connect, control_plane),
             target=partial(self._homes(in_target).connect, in_target),
-            changed=lambda: queue.add(key),
+            changed=lambda: trigger.add(name),
         )
 
     def _working(self, control_plane: ControlPlane) -> list[str]:
