@@ -12,6 +12,7 @@ import pytest
 from kplane.api import ControlPlane
 from kplane.api.names import IMPORTED_FROM_ANNOTATION
 from kplane.api.reasons import Reason
+from kplane.controlplane_operator.backends.served_data import UNSEEN_REVISIONS
 from kplane.controlplane_operator.controlplanes import served_revisions
 from kplane.controlplane_operator.controlplanes.publish import served_revision
 from kplane.controlplane_operator.controlplanes.served_revisions import UNKNOWN_REVISIONS, ServedRevisions
@@ -135,7 +136,7 @@ async def test_remember_ignores_the_revision_of_an_etcd_that_lost_the_data() -> 
     world = World(snapshot("own"), etcd=3)
     world.lost = True
     await world.delete(control_plane(servedRevision=9000), waits=True)
-    assert world.recorded() == {"own": 9000 + served_revisions._UNSEEN_REVISIONS}
+    assert world.recorded() == {"own": 9000 + UNSEEN_REVISIONS}
     # The removal may be repeated.
     await world.delete(control_plane(servedRevision=9000), waits=True)
     assert world.writes == 1
@@ -163,9 +164,9 @@ async def test_remember_records_served_revision_above_etcd_after_accepted_loss()
 @pytest.mark.parametrize(
     ("etcd", "lost", "served", "expected"),
     [
-        (3, True, 9000, 9000 + 1_000_000),
+        (3, True, 9000, 9000 + UNSEEN_REVISIONS),
         (3, True, None, None),
-        (None, False, 9000, 9000 + 1_000_000),
+        (None, False, 9000, 9000 + UNSEEN_REVISIONS),
         (700, False, 9000, 9000 + 100_000),
         (9500, False, 9000, 9500 + 100_000),
     ],
@@ -184,7 +185,7 @@ async def test_of_living_source_uses_served_revision_if_etcd_is_lost(
 @pytest.mark.parametrize(
     ("etcd", "expected"),
     # The shared etcd lost the keys of one control plane, or all keys.
-    [(9400, 9400), (700, 9000 + 1_000_000)],
+    [(9400, 9400), (700, 9000 + UNSEEN_REVISIONS)],
 )
 async def test_remember_trusts_a_shared_etcd_above_the_served_revision(etcd: int, expected: int) -> None:
     world = World(snapshot("own"), etcd=etcd)

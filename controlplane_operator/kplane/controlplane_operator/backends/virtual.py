@@ -30,7 +30,12 @@ from kplane.controlplane_operator.backends.class_settings import takes_our_token
 from kplane.controlplane_operator.backends.lost_data import data_lost
 from kplane.controlplane_operator.backends.prefix_claims import PrefixClaims, etcd_user, owner_of, prefix_of, whose
 from kplane.controlplane_operator.backends.restore import Restorer
-from kplane.controlplane_operator.backends.served_data import given_up, served_data
+from kplane.controlplane_operator.backends.served_data import (
+    given_up,
+    recorded_revision,
+    revision_after_loss,
+    served_data,
+)
 from kplane.controlplane_operator.backends.templates import Templates
 from kplane.controlplane_operator.backends.versions import ApiServerPlan, ApiServerPlanner
 from kplane.controlplane_operator.context import OperatorContext
@@ -44,12 +49,12 @@ from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
 from kplane.controlplane_operator.shared_etcd.learners import LearnerPromoter
 from kplane.controlplane_operator.shared_etcd.metering import StorageMeter
 from kplane.controlplane_operator.shared_etcd.quota import recorded
-from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.errors import ConditionError, start_reason
 from kplane.controlplane_operator.status.partial import as_recorded
 from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, TENANT_NAMESPACE
 from kplane.controlplane_operator.watch.addresses import etcd_address
 from kplane.controlplane_operator.watch.cache import Object
-from kplane.data import Client, Credentials, Usage, owned_by
+from kplane.data import Client, Credentials, DataError, RevisionTooFar, Usage, owned_by
 from kplane.data.follow import LARGEST_ANSWER, Place
 from kplane.data.revision import raise_revision
 from kplane.workloads import Phase, Runtime
@@ -312,6 +317,7 @@ class VirtualProvisioner:
         is not ready.
         """
         published, phase = control_plane.status.endpoint is not None, self._api_servers.phase(control_plane)
+        await self._raise_after_loss(control_plane)
         with start_errors(published=published):
             try:
                 return await self._required().shared.keyspace.identify(
@@ -331,6 +337,31 @@ class VirtualProvisioner:
                 if not published or phase is not Phase.READY:
                     raise
                 return None
+
+    async def _raise_after_loss(self, control_plane: ControlPlane) -> None:
+        """Raise the shared etcd above all revisions that clients saw before an accepted loss, if it is behind.
+
+        An etcd that only lost the keys of this control plane is not behind. Raises ConditionError (DataLost) if too
+        many revisions are lacking, and ConditionError (EtcdUnavailable or APIServerNotReady) if etcd does not answer.
+        """
+        begins_at, recorded = revision_after_loss(control_plane), recorded_revision(control_plane)
+        if not control_plane.is_data_loss_accepted or begins_at is None or recorded is None:
+            return
+        try:
+            async with self.connect(control_plane) as place:
+                if await place.client.revision() < recorded:
+                    await raise_revision(place.client, above=begins_at - 1)
+                    # Clients may ask for earlier revisions, at which this etcd lacks the data.
+                    await place.client.compact(begins_at)
+        except RevisionTooFar as error:
+            raise ConditionError(
+                Reason.DATA_LOST,
+                f"failed to continue above the revisions that clients saw: {error}; restore the shared etcd with a"
+                " larger etcd.restore.bumpRevision",
+            ) from error
+        except DataError as error:
+            published = control_plane.status.endpoint is not None
+            raise ConditionError(start_reason(Reason.ETCD_UNAVAILABLE, published=published), str(error)) from error
 
     async def _revision(self) -> int | None:
         """Return the revision of the shared etcd; None if it does not answer."""

@@ -14,7 +14,7 @@ from kplane.api import ControlPlane, ControlPlaneMode, SnapshotPhase
 from kplane.api.names import IMPORTED_FROM_ANNOTATION
 from kplane.api.reasons import Reason
 from kplane.controlplane_operator.backends.base import Movable
-from kplane.controlplane_operator.backends.served_data import served_data
+from kplane.controlplane_operator.backends.served_data import UNSEEN_REVISIONS, recorded_revision, served_data
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import PartialSnapshot, as_recorded
@@ -24,8 +24,6 @@ __all__ = ["UNKNOWN_REVISIONS", "ServedRevisions"]
 
 UNKNOWN_REVISIONS: Final = 1_000_000_000
 """Upper bound for the revisions of a control plane since its last known revision."""
-_UNSEEN_REVISIONS: Final = 1_000_000
-"""Upper bound for the revisions since the last one in the status, which a pass records at least every five minutes."""
 _LIVING_REVISIONS: Final = 100_000
 """Upper bound for the revisions of the original after a restore of its snapshot, until clients leave the original."""
 
@@ -61,7 +59,7 @@ class ServedRevisions:
                     Reason.DELETING, f"waiting for etcd, to record in snapshots where a restore begins: {error.message}"
                 ) from error
             is_seen = control_plane.status.served_revision is not None
-            revision = lower_bound + (_UNSEEN_REVISIONS if is_seen else UNKNOWN_REVISIONS)
+            revision = lower_bound + (UNSEEN_REVISIONS if is_seen else UNKNOWN_REVISIONS)
         for snapshot in snapshots:
             if (snapshot.status.highest_revision or 0) < revision:
                 status = snapshot.status.model_copy(update={"highest_revision": revision})
@@ -88,7 +86,7 @@ class ServedRevisions:
             except (ConditionError, DataLost):
                 # The loss of that etcd may be the cause of this restore.
                 served = former.status.served_revision
-                return served + _UNSEEN_REVISIONS if served is not None else None
+                return served + UNSEEN_REVISIONS if served is not None else None
         return None
 
     async def _read(self, control_plane: ControlPlane, *, known: int) -> int:
@@ -130,11 +128,7 @@ class ServedRevisions:
 
 def _known(control_plane: ControlPlane, snapshots: list[PartialSnapshot]) -> int:
     """Return the highest revision that status and snapshots record for the control plane, without its etcd."""
-    status, uid = control_plane.status, control_plane.metadata.uid
+    uid = control_plane.metadata.uid
     revisions = [snapshot.status.revision for snapshot in snapshots if snapshot.status.control_plane_uid == uid]
-    revisions.append(status.served_revision)
-    if status.restore is not None:
-        revisions.append(status.restore.begins_at)
-    if status.migration is not None and status.migration.cut_time is not None:
-        revisions.append(status.migration.begins_at)
+    revisions.append(recorded_revision(control_plane))
     return max((revision for revision in revisions if revision is not None), default=0)
