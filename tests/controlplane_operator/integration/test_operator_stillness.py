@@ -55,7 +55,7 @@ async def reconciled(url: str) -> float:
     samples = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
     busy = samples['controller_runtime_active_workers{controller="controlplane"}']
     finished = samples['controller_runtime_reconcile_time_seconds_count{controller="controlplane"}']
-    return 0.0 if busy or samples['workqueue_depth{name="controlplane"}'] else finished
+    return 0.0 if busy or samples['workqueue_depth{controller="controlplane",name="controlplane"}'] else finished
 
 
 async def test_restarted_operator_does_not_write_unchanged_objects(
