@@ -108,8 +108,9 @@ class Leadership:
             return "leader"
         return f"standby, the leader is {self._lease.holder or 'not known yet'}"
 
-    def require_write(self, _cluster: str) -> float:
+    def require_write(self, cluster: str) -> float:
         """Return the seconds that a write may take. Raises LeaseLost if this operator may not write."""
+        del cluster
         if not self.leading:
             raise LeaseLost("the operator writes nothing without the Lease")
         return self._lease.seconds_left
