@@ -109,7 +109,7 @@ def test_kubelet_probes_envoy_at_its_own_socket(chart: Any) -> None:
     probe = envoy["livenessProbe"]
     (state,) = [argument for argument in controller["args"] if argument.startswith("--state-dir=")]
     layout = Layout(PurePosixPath(state.partition("=")[2], "envoy"))
-    assert probe["exec"]["command"] == ["python", "-m", envoy_probe.__name__, str(layout.administration)]
+    assert probe["exec"]["command"] == ["python", "-P", "-m", envoy_probe.__name__, str(layout.administration)]
     # A busy Envoy has a minute, and the probe ends by itself.
     assert probe["periodSeconds"] * probe["failureThreshold"] == 60
     assert probe["timeoutSeconds"] > envoy_probe._TIMEOUT_SECONDS
