@@ -217,6 +217,7 @@ async def test_serving_answers_probes_and_metrics_while_manager_runs(eventually)
 
     async def other():
         others.append(well.is_set())
+        return "standby"
 
     manager.add_ready_check("warm", check)
     manager.add_ready_check("beside", other)
@@ -233,7 +234,8 @@ async def test_serving_answers_probes_and_metrics_while_manager_runs(eventually)
             # The local cluster is unreachable. A restart of the process would not help.
             _ = manager.local.cache.informer(CONFIG_MAPS)
             assert await ask("/healthz") == (200, "ok")
-            verbose = "[+]ping ok\n[+]manager ok\n[-]warm failed: not warm yet\n[+]beside ok\nreadyz check failed\n"
+            verbose = "[+]ping ok\n[+]manager ok\n[-]warm failed: not warm yet\n[+]beside ok: standby\n"
+            verbose += "readyz check failed\n"
             assert await ask("/readyz") == (500, verbose)
             others.clear()
             assert await ask("/readyz/warm") == (500, "not warm yet\n")
@@ -242,7 +244,7 @@ async def test_serving_answers_probes_and_metrics_while_manager_runs(eventually)
             assert others == []
             well.set()
             assert await ask("/readyz") == (200, "ok")
-            assert (await ask("/readyz?verbose"))[1].endswith("[+]beside ok\nreadyz check passed\n")
+            assert (await ask("/readyz?verbose"))[1].endswith("[+]beside ok: standby\nreadyz check passed\n")
             status, text = await ask("/metrics")
             assert status == 200
             assert "multicluster_owned_clusters 1.0" in text

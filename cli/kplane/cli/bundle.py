@@ -36,7 +36,7 @@ _EVENTS_NAMESPACE: Final = "default"
 _POD_PARTS: Final = ("metadata", "status")
 """Fields of a pod in the bundle. The spec is left out, because its environment may have secrets."""
 _PATHS: Final[Mapping[Program, Sequence[str]]] = {
-    Program.OPERATOR: ("/readyz", "/metrics"),
+    Program.OPERATOR: ("/readyz?verbose", "/metrics"),
     Program.MCM: ("/readyz?verbose", "/clusters", "/metrics"),
     Program.GATEWAY: ("/readyz", "/metrics"),
     Program.ETCD: (),

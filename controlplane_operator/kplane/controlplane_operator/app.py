@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Any, Final
 
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+from typing_extensions import override
 
 from kplane.api.names import OPERATOR_LEASE
 from kplane.controlplane_operator.config import OperatorConfig
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controllers import add_controllers
 from kplane.controlplane_operator.controlplanes.watches import control_planes_of_component
-from kplane.controlplane_operator.errors import BackupFailed
+from kplane.controlplane_operator.errors import BackupFailed, OperatorError
 from kplane.controlplane_operator.expiry_metrics import ExpiryMetrics
 from kplane.controlplane_operator.gateway_trust import GatewayTrust
 from kplane.controlplane_operator.gc import ComponentCollector, GrantCollector
 from kplane.controlplane_operator.grants import Access
-from kplane.controlplane_operator.health import Check, serve_health
 from kplane.controlplane_operator.leadership import Leadership
 from kplane.controlplane_operator.metrics import Inventory
 from kplane.controlplane_operator.reconcilers import Reconcilers
@@ -46,7 +47,7 @@ from kplane.provider import (
 )
 from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.contracts import EngagementTarget
-from kplane.provider.serving.metrics import ManagerMetrics
+from kplane.provider.serving.http import Serving
 from kplane.workloads import ProcessRuntime
 from kplane.workloads.pods import PodRuntime
 
@@ -107,31 +108,29 @@ async def run_operator(settings: OperatorConfig, *, stop: asyncio.Event) -> None
         stack.push_async_callback(context.connections.aclose)
         stack.push_async_callback(context.brief_connections.aclose)
         context.metrics.elected(OPERATOR_LEASE, leading=lambda: leadership.leading)
-        context.metrics.registry.register(ManagerMetrics(manager, cluster_labels=False))
         operator = _Operator(
             settings,
             context=context,
             manager=manager,
             default_credentials=default_credentials,
             snapshots=snapshots,
-            leading=lambda: leadership.leading,
+            leadership=leadership,
         )
         stack.push_async_callback(operator.close)
-        await stack.enter_async_context(
-            serve_health(
-                settings.listen.host,
-                port=settings.listen.port,
-                checks=operator.checks(),
-                notes={"leader-election": leadership.role},
-                metrics=context.metrics.registry,
-            )
+        serving = Serving(
+            manager,
+            host=settings.listen.host,
+            port=settings.listen.port,
+            cluster_labels=False,
+            registry=context.metrics.registry,
+            collectors=[operator.metrics],
         )
         await stack.enter_async_context(manager)
         await stack.enter_async_context(operator.watching())
         # Ends the work of a leader, before the runtime of pods and the manager close.
         stack.push_async_callback(leadership.stop)
         _log.info("running", extra={"listen": str(settings.listen)})
-        await _first(stop.wait(), leadership.wait_failed())
+        await _first(stop.wait(), leadership.wait_failed(), serving.run())
         _log.info("stopping")
 
 
@@ -189,10 +188,10 @@ class _Operator:
         manager: Manager,
         default_credentials: ClusterConfig | None,
         snapshots: SnapshotStorage | None,
-        leading: Callable[[], bool],
+        leadership: Leadership,
     ) -> None:
         self._context = context
-        self._leading = leading
+        self._leadership = leadership
         self._known = asyncio.Event()
         self._trust = (
             GatewayTrust(context, context.gateway, ca_file=settings.gateway_ca) if context.gateway is not None else None
@@ -207,14 +206,18 @@ class _Operator:
             self._informers, stores=context.stores, access=context.access, identities=reconcilers.identities
         )
         add_controllers(manager, reconcilers, context=context, workers=settings.workers)
+        usage = reconcilers.data_stores.usage
+        self.metrics: Final = _LeaderMetrics(leadership, collectors=collectors(context.stores, usage=usage))
+        for name, check in (
+            ("caches", self._check_caches),
+            ("shared-etcd", self._check_etcd),
+            ("leader-election", self._tell_role),
+        ):
+            manager.add_ready_check(name, check)
 
     async def close(self) -> None:
         """Close the connections to shared etcds."""
         await self._reconcilers.close()
-
-    def checks(self) -> dict[str, Check]:
-        """Return the checks of /readyz, by name."""
-        return {"caches": self._caches_problem, "shared-etcd": self._etcd_problem}
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
@@ -230,8 +233,6 @@ class _Operator:
             if isinstance(runtime, ProcessRuntime):
                 await stack.enter_async_context(runtime)
             stack.callback(runtime.subscribe(self._component_changed))
-            for metrics in collectors(context.stores, usage=self._reconcilers.data_stores.usage):
-                context.metrics.registry.register(metrics)
             collector = ComponentCollector(context.client, runtime=runtime, mcms=self._reconcilers.mcms)
             work = {
                 "events": context.events.run(),
@@ -271,13 +272,34 @@ class _Operator:
             triggers.mcms.add(name)
         self._reconcilers.dedicated_mcms.wake(component)
 
-    def _caches_problem(self) -> str | None:
-        if self._known.is_set() or not self._leading():
-            return self._informers.problem()
-        trust = self._trust.problem() if self._trust is not None else None
-        problem = self._context.secrets.problem() or self._informers.problem() or trust
-        return problem or "the management cluster was not listed yet"
+    async def _check_caches(self) -> None:
+        problem = self._informers.problem()
+        if self._leadership.leading and not self._known.is_set():
+            trust = self._trust.problem() if self._trust is not None else None
+            secrets = self._context.secrets.problem()
+            problem = secrets or problem or trust or "the management cluster was not listed yet"
+        if problem is not None:
+            raise OperatorError(problem)
 
-    def _etcd_problem(self) -> str | None:
+    async def _check_etcd(self) -> None:
         # Only the leader maintains the credentials of the etcd.
-        return self._reconcilers.data_stores.problem() if self._leading() else None
+        problem = self._reconcilers.data_stores.problem() if self._leadership.leading else None
+        if problem is not None:
+            raise OperatorError(problem)
+
+    async def _tell_role(self) -> str:
+        return self._leadership.role()
+
+
+class _LeaderMetrics(Collector):
+    """Metrics of the objects in the caches. Only the leader shows them, because standbys have the same objects."""
+
+    def __init__(self, leadership: Leadership, *, collectors: Iterable[Collector]) -> None:
+        self._leadership = leadership
+        self._collectors = tuple(collectors)
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        if self._leadership.leading:
+            for collector in self._collectors:
+                yield from collector.collect()

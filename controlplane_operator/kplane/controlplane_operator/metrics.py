@@ -9,7 +9,6 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
@@ -32,7 +31,6 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
         self._failures = Counter(
             "kplane_reconcile_failures",
             "Reconciliations that ended with a failure, by the reason in the object's conditions",

@@ -127,7 +127,7 @@ class Operator:
 
     async def ready(self) -> str:
         """Return the text of /readyz; raise if the operator is not ready or does not answer."""
-        async with aiohttp.ClientSession() as session, session.get(f"{self.url}/readyz") as answer:
+        async with aiohttp.ClientSession() as session, session.get(f"{self.url}/readyz?verbose") as answer:
             text = await answer.text()
             assert answer.status == 200, text
             return text

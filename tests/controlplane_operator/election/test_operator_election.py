@@ -38,9 +38,9 @@ async def test_standby_takes_over_after_kill_of_leader(
 ) -> None:
     await create(pair, "before")
     since = await pair.eventually(lambda: ready_since(pair, "before"), timeout=120.0)
-    assert "[+]leader-election leader" in await pair.first.ready()
+    assert "[+]leader-election ok: leader" in await pair.first.ready()
     standby = await pair.second.ready()
-    assert f"[+]leader-election standby, the leader is {await pair.holder()}" in standby
+    assert f"[+]leader-election ok: standby, the leader is {await pair.holder()}" in standby
     assert not await pair.second.leads()
 
     pair.first.signal(signal.SIGKILL)

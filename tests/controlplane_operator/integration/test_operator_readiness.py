@@ -85,35 +85,35 @@ async def ask(url: str, path: str) -> tuple[int, str]:
 
 async def test_readyz_fails_while_management_cluster_is_unreachable(url: str, line: Line, eventually: Any) -> None:
     async def readyz() -> tuple[int, str]:
-        return await ask(url, "/readyz")
+        return await ask(url, "/readyz?verbose")
 
     def is_ready_leader(answer: tuple[int, str]) -> bool:
         # A standby is ready before its election. It knows no Secrets, and the missing ones would be the problem.
-        return answer[0] == 200 and "[+]leader-election leader" in answer[1]
+        return answer[0] == 200 and "[+]leader-election ok: leader" in answer[1]
 
     assert "[+]caches ok" in (await eventually(readyz, is_ready_leader))[1]
     line.cut()
 
     def is_cut_off(answer: tuple[int, str]) -> bool:
         parts = (
-            "[-]caches the controlplanes of the management cluster could not be watched since ",
+            "[-]caches failed: the controlplanes of the management cluster could not be watched since ",
             "[+]shared-etcd ok",
         )
-        return answer[0] == 503 and all(part in answer[1] for part in parts)
+        return answer[0] == 500 and all(part in answer[1] for part in parts)
 
     await eventually(readyz, is_cut_off)
-    assert await ask(url, "/healthz") == (200, "ok\n")
+    assert await ask(url, "/healthz") == (200, "ok")
     await line.lay()
     await eventually(readyz, lambda answer: answer[0] == 200, timeout=120.0)
 
 
 async def test_readyz_fails_until_operator_starts_to_reconcile(begin: asyncio.Event, url: str, eventually: Any) -> None:
     async def readyz() -> tuple[int, str]:
-        return await ask(url, "/readyz")
+        return await ask(url, "/readyz?verbose")
 
-    status, text = await eventually(readyz, lambda answer: "[+]leader-election leader" in answer[1])
-    assert status == 503
-    assert "[-]caches the Secrets of namespace kplane-system were not listed yet" in text
+    status, text = await eventually(readyz, lambda answer: "[+]leader-election ok: leader" in answer[1])
+    assert status == 500
+    assert "[-]caches failed: the Secrets of namespace kplane-system were not listed yet" in text
     begin.set()
     await eventually(readyz, lambda answer: answer[0] == 200)
 
@@ -122,7 +122,7 @@ async def test_repeated_readyz_requests_send_no_requests_to_etcd(
     url: str, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def readyz(_: int = 0) -> tuple[int, str]:
-        return await ask(url, "/readyz")
+        return await ask(url, "/readyz?verbose")
 
     monkeypatch.setattr(health, "_PERIOD_SECONDS", 3600.0)
     paths: list[str] = []
@@ -150,7 +150,7 @@ async def test_etcd_with_known_auth_bypasses_gets_no_new_tenant(
     refusal = f"is refused: version {ETCD.version} has known bypasses of access control; use "
 
     async def readyz() -> tuple[int, str]:
-        return await ask(url, "/readyz")
+        return await ask(url, "/readyz?verbose")
 
     async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
 
@@ -167,7 +167,7 @@ async def test_etcd_with_known_auth_bypasses_gets_no_new_tenant(
         await client.create(CONTROL_PLANES, {"metadata": {"name": "refused"}, "spec": {"deletionPolicy": "Destroy"}})
         _, message = await eventually(ready, lambda found: found[0] == "EtcdRefused")
         assert refusal in message
-        assert refusal in (await eventually(readyz, lambda answer: answer[0] == 503))[1]
+        assert refusal in (await eventually(readyz, lambda answer: answer[0] == 500))[1]
 
         # This stands for an upgrade of the etcd.
         monkeypatch.setitem(versions._FIXED, (major, minor), patch)

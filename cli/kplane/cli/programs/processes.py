@@ -121,7 +121,7 @@ class Processes:
             status, text = await self._get(program, "/readyz")
         except Unreachable as error:
             return str(error)
-        return "" if status < 400 else " ".join(line for line in text.splitlines() if not line.startswith("[+]"))
+        return "" if status < 400 else " ".join(_failed_checks(text))
 
     async def ask(self, replica: Replica, path: str) -> str:
         """Return the answer of a process to a path."""
@@ -186,3 +186,9 @@ def _memory(directory: Path) -> Mapping[str, int]:
         name = Path(process.marker).relative_to(directory.resolve()).parts[0]
         sizes_by_component[name] = sizes_by_component.get(name, 0) + sizes.get(process.pid, 0)
     return sizes_by_component
+
+
+def _failed_checks(text: str) -> list[str]:
+    """Return the lines of an answer of `/readyz`, without the checks that passed and the summary."""
+    lines = text.splitlines()
+    return [line for line in lines if not line.startswith("[+]") and not line.endswith(" check failed")]

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple
 
 from kplane.provider.errors import ProviderError
 
-__all__ = ["Check", "Checks"]
+__all__ = ["Check", "CheckResult", "Checks"]
 
-Check = Callable[[], Awaitable[None]]
-"""Health check. It returns on success, and raises an error with the cause on failure."""
+Check = Callable[[], Awaitable[str | None]]
+"""Health check. It returns on success, and raises an error with the cause on failure.
+
+A returned text, such as the role of the process, is shown by `?verbose`.
+"""
+
+
+class CheckResult(NamedTuple):
+    """Result of a check."""
+
+    failure: str | None = None
+    """Cause of the failure; None if the check passed."""
+    note: str | None = None
+    """Text that the check returned."""
 
 
 class Checks:
@@ -28,15 +41,18 @@ class Checks:
 
     async def run(self, *, only: str | None = None) -> Mapping[str, str | None]:
         """Run all checks, or the check `only`, concurrently. Returns failures by name; None for a check that passed."""
+        return {name: result.failure for name, result in (await self.results(only=only)).items()}
+
+    async def results(self, *, only: str | None = None) -> Mapping[str, CheckResult]:
+        """Run all checks, or the check `only`, concurrently. Returns the results by name."""
         selected = {name: check for name, check in self._checks.items() if only in {None, name}}
         return dict(zip(selected, await asyncio.gather(*map(self._run_check, selected.values())), strict=True))
 
-    async def _run_check(self, check: Check) -> str | None:
+    async def _run_check(self, check: Check) -> CheckResult:
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                await check()
+                return CheckResult(note=await check())
         except TimeoutError:
-            return f"no answer within {self._timeout_seconds:g} s"
+            return CheckResult(f"no answer within {self._timeout_seconds:g} s")
         except Exception as error:  # noqa: BLE001 - any error is the result of the check
-            return str(error) or type(error).__name__
-        return None
+            return CheckResult(str(error) or type(error).__name__)

@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from kplane.provider.errors import ProviderError
-from kplane.provider.manager.checks import Checks
+from kplane.provider.manager.checks import CheckResult, Checks
 from kplane.provider.manager.manager import Manager
 from kplane.provider.serving.listening import listening
 from kplane.provider.serving.metrics import ManagerMetrics, Rendering, process_families, render_families
@@ -135,8 +135,8 @@ class _ChecksHandler:
     async def all(self, request: web.Request) -> web.Response:
         """Run every check."""
         results = await self._run_checks()
-        failed = any(results.values())
-        lines = [f"[-]{name} failed: {cause}" if cause else f"[+]{name} ok" for name, cause in results.items()]
+        failed = any(result.failure for result in results.values())
+        lines = [_line(name, result) for name, result in results.items()]
         lines.append(f"{self._path} check {'failed' if failed else 'passed'}")
         text = "\n".join(lines) + "\n" if failed or "verbose" in request.query else "ok"
         return web.Response(text=text, status=500 if failed else 200)
@@ -147,12 +147,18 @@ class _ChecksHandler:
         results = await self._run_checks(only=name)
         if name not in results:
             return web.Response(text=f"there is no check {name!r}\n", status=404)
-        cause = results[name]
+        cause = results[name].failure
         return web.Response(text=f"{cause}\n" if cause else "ok", status=500 if cause else 200)
 
-    async def _run_checks(self, *, only: str | None = None) -> dict[str, str | None]:
-        """Return the cause of each failed check by name, and None for each check that passed."""
-        results: dict[str, str | None] = {"ping": None}
+    async def _run_checks(self, *, only: str | None = None) -> dict[str, CheckResult]:
+        """Return the result of each check by name."""
+        results = {"ping": CheckResult()}
         if self._path == "readyz":
-            results["manager"] = "the manager is about to end" if self._manager.stopping else None
-        return {**results, **await self._checks.run(only=only)}
+            results["manager"] = CheckResult("the manager is about to end" if self._manager.stopping else None)
+        return {**results, **await self._checks.results(only=only)}
+
+
+def _line(name: str, result: CheckResult) -> str:
+    if result.failure:
+        return f"[-]{name} failed: {result.failure}"
+    return f"[+]{name} ok: {result.note}" if result.note else f"[+]{name} ok"
