@@ -117,3 +117,11 @@ async def test_follower_writes_the_largest_object_of_an_api_server(client: Clien
 async def test_error_names_object_that_is_too_large_for_etcd(client: Client) -> None:
     with pytest.raises(TooLarge, match=r"failed to write /clusters/bb/big .* 1572864 bytes, .*max-request-bytes"):
         await client.apply([Put(b"/clusters/bb/big", bytes(_LIMIT))])
+
+
+async def test_accepts_finds_the_request_limit_without_a_change(client: Client) -> None:
+    key, revision = f"{_TARGET}absent".encode(), await client.revision()
+    assert await client.accepts(key, size=_LIMIT - 200)
+    assert not await client.accepts(key, size=_LIMIT)
+    assert (await client.get(key), await client.problem()) == (None, None)
+    assert await client.revision() == revision

@@ -19,7 +19,9 @@ from .conftest import Etcd
 pytestmark = pytest.mark.integration
 
 
-async def test_usage_counts_only_keys_and_values_of_prefix(client: Client, new_prefix: Callable[[], str]) -> None:
+async def test_usage_counts_only_keys_and_values_of_prefix(
+    client: Client, new_prefix: Callable[[], str], eventually: Callable[..., Any]
+) -> None:
     prefix, empty = new_prefix(), new_prefix()
     keys = [f"{prefix}{number:04}".encode() for number in range(700)]
     for start in range(0, 700, 100):
@@ -35,7 +37,9 @@ async def test_usage_counts_only_keys_and_values_of_prefix(client: Client, new_p
     assert (await usage(client, empty, share=1.0)).keys == 0
 
     assert await estimate(client, prefix, seconds=60.0) == measurement
-    # After the first step, the estimate extrapolates from its keys.
+    # After the first step, the estimate extrapolates from its keys. The size in use, which bounds the estimate, has the
+    # keys after the next commit.
+    await eventually(client.size_in_use, lambda size: size > measurement.bytes)
     estimation = await estimate(client, prefix, seconds=0.0)
     assert estimation.keys == 700
     assert abs(estimation.bytes - measurement.bytes) < measurement.bytes / 100

@@ -79,6 +79,8 @@ class Weight:
     keys: int
     size: int
     """Size of the answer with these keys and values, in bytes."""
+    largest: int = 0
+    """Size of the largest key and its value, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +229,8 @@ class Client:
     async def weigh(self, walk: Walk) -> Weight:
         """Measure the next keys of a walk with a serializable read, which the member answers from its own state."""
         answer = await self._range(walk, serializable=True)
-        return Weight(len(answer.kvs), answer.ByteSize())
+        largest = max((len(pair.key) + len(pair.value) for pair in answer.kvs), default=0)
+        return Weight(len(answer.kvs), answer.ByteSize(), largest)
 
     async def get(self, key: bytes) -> KeyValue | None:
         """Return a key with its value; None if the key does not exist."""
@@ -296,6 +299,19 @@ class Client:
         if not answer.succeeded:
             raise ConditionNotMet(f"etcd at {self.endpoint} changed nothing: the conditions do not hold")
         return Applied(answer.header.revision, sum(item.response_delete_range.deleted for item in answer.responses))
+
+    async def accepts(self, key: bytes, *, size: int) -> bool:
+        """Return whether etcd accepts a request of `size` bytes, without a change. `key` must not exist.
+
+        etcd does not limit a transaction without operations. So this one would delete the key if it had a long value.
+        """
+        try:
+            await self.apply([Delete(key)], only_if=[Equals(key, bytes(size))])
+        except TooLarge:
+            return False
+        except ConditionNotMet:
+            pass
+        return True
 
     async def delete_prefix(self, prefix: str) -> int:
         """Delete all keys of a prefix in a single transaction, and return their number. Raises InvalidPrefix."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from kplane.data.client import Client
@@ -28,6 +28,8 @@ class Usage:
 
     keys: int
     bytes: int
+    largest: int = field(default=0, compare=False)
+    """Bytes of the largest key and value that were read."""
 
 
 async def usage(client: Client, prefix: str, *, share: float) -> Usage:
@@ -57,7 +59,8 @@ async def estimate(client: Client, prefix: str, *, seconds: float) -> Usage:
             total = progress
             if time.monotonic() > ends and total.keys < keys:
                 estimated = total.bytes + round(_median_size(steps) * (keys - total.keys))
-                return Usage(keys, max(total.bytes, min(estimated, await client.size_in_use())))
+                in_use = await client.size_in_use()
+                return Usage(keys, max(total.bytes, min(estimated, in_use)), total.largest)
     return total
 
 
@@ -82,6 +85,6 @@ async def _measured(client: Client, prefix: str, *, share: float) -> AsyncGenera
             if not walk.halve():
                 raise
         else:
-            total = Usage(total.keys + step.keys, total.bytes + step.size)
+            total = Usage(total.keys + step.keys, total.bytes + step.size, max(total.largest, step.largest))
             yield total
         await asyncio.sleep((time.monotonic() - began) * (1 / share - 1))

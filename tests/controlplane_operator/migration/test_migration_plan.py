@@ -29,6 +29,10 @@ DEDICATED_SMALL = Home(mode=ControlPlaneMode.DEDICATED, slot=1, volume=Volume(si
 _ROOM = Room(used=10 << 20, quota=100 << 20)
 
 
+_REQUEST_BYTES = 1_572_864
+"""Default limit of etcd for a request."""
+
+
 class Homes:
     """Connects to the etcd of each mode, which has a fixed revision."""
 
@@ -48,7 +52,12 @@ class Homes:
         async def revision() -> int:
             return self._revisions[mode]
 
-        yield SimpleNamespace(client=SimpleNamespace(revision=revision, room=self._room), prefix="/registry/")
+        async def accepts(key: bytes, *, size: int) -> bool:
+            assert key.startswith(b"/registry/")
+            return size <= _REQUEST_BYTES
+
+        client = SimpleNamespace(revision=revision, room=self._room, accepts=accepts)
+        yield SimpleNamespace(client=client, prefix="/registry/")
 
 
 @pytest.fixture(autouse=True)
@@ -125,6 +134,21 @@ async def test_plan_of_return_checks_quota_of_shared_etcd_only() -> None:
     migration_plan = await planned(VIRTUAL, room=nearly_full, returns=True)
     assert [blocker.reason for blocker in migration_plan.blockers] == ["EtcdQuota"]
     assert (await planned(DEDICATED, quota=4 << 20, returns=True)).blockers == []
+
+
+@pytest.mark.parametrize(("largest", "blocked"), [(1 << 20, False), (_REQUEST_BYTES, True), (1_500_000, False)])
+async def test_plan_has_blocker_for_object_beyond_request_limit_of_shared_etcd(
+    monkeypatch: pytest.MonkeyPatch, *, largest: int, blocked: bool
+) -> None:
+    async def estimate(*_: Any, **__: Any) -> Usage:
+        return Usage(5000, 3 << 20, largest)
+
+    monkeypatch.setattr(plan, "estimate", estimate)
+    blockers = (await planned(VIRTUAL)).blockers
+    assert [blocker.reason for blocker in blockers] == ["RequestTooLarge"] * blocked
+    assert all("--max-request-bytes" in blocker.message for blocker in blockers)
+    # An etcd of mode Dedicated is kplane's own, and accepts every object.
+    assert (await planned(DEDICATED)).blockers == []
 
 
 async def test_plan_counts_bytes_of_raised_revisions() -> None:

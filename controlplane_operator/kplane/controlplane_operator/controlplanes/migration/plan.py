@@ -25,7 +25,7 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.gateway import endpoint_policy
 from kplane.controlplane_operator.hibernation.decision import is_rotated
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.data import estimate
+from kplane.data import MAX_REQUEST_BYTES, Usage, estimate
 from kplane.data.follow import Place
 from kplane.data.revision import MOST_RAISED, raised_bytes
 from kplane.data.room import COPIED_SHARE, Room, room_in
@@ -35,6 +35,10 @@ __all__ = ["REVISIONS_BETWEEN", "Planner"]
 REVISIONS_BETWEEN: Final = 5_000
 """Number of revisions by which the target begins above the source. Writes in the source during the move must not
 catch up. In a shared etcd, each raised revision costs a write."""
+_ALWAYS_ACCEPTED: Final = 1 << 20
+"""Size of an object that every etcd accepts. The default limit of a request is 1.5 MiB."""
+_CONDITIONS_BYTES: Final = 1 << 10
+"""Bytes of a request for the conditions of a copy, at most."""
 _MEASURED_SECONDS: Final = 3.0
 """Maximum time for measuring the data. The plan estimates the rest."""
 _FIXED_SECONDS: Final = 15
@@ -82,9 +86,7 @@ class Planner:
             if target.mode is ControlPlaneMode.VIRTUAL and not blockers:
                 blockers += [
                     blocker
-                    async for blocker in self._shared_etcd(
-                        control_plane, source, target=target, size=size_estimate.bytes
-                    )
+                    async for blocker in self._shared_etcd(control_plane, source, target=target, size=size_estimate)
                 ]
         seconds = _FIXED_SECONDS + size_estimate.keys // _KEYS_A_SECOND
         hold = _FIXED_HOLD_MILLISECONDS + size_estimate.keys // _KEYS_COMPARED_A_MILLISECOND
@@ -164,7 +166,7 @@ class Planner:
         )
 
     async def _shared_etcd(
-        self, control_plane: ControlPlane, source: Place, *, target: Home, size: int
+        self, control_plane: ControlPlane, source: Place, *, target: Home, size: Usage
     ) -> AsyncIterator[MigrationBlocker]:
         there = control_plane.at(target)
         try:
@@ -175,17 +177,26 @@ class Planner:
                         await place.client.revision(),
                         await source.client.revision() + REVISIONS_BETWEEN,
                     )
+                    fits = size.largest <= _ALWAYS_ACCEPTED or await place.client.accepts(
+                        f"{place.prefix}.size-of-requests".encode(), size=size.largest + _CONDITIONS_BYTES
+                    )
         except ConditionError as unreachable:
             yield MigrationBlocker(reason="NoSharedEtcd", message=unreachable.message)
             return
         # The check also applies to a return to existing data: the copy writes all keys again, beside their former
         # revisions.
         raised = raised_bytes(revision=revision, above=floor)
-        if not room.has(size + raised):
+        if not fits:
             message = (
-                f"it has {size} bytes, a higher revision takes {raised}, and the shared etcd uses {room.used} of its"
-                f" quota of {room.quota}: a copy may fill {COPIED_SHARE:.0%} of it: a full etcd refuses the writes of"
-                " all tenants. Delete objects, or raise --quota-backend-bytes of the shared etcd (etcd.quotaBytes of"
+                f"its largest object has {size.largest} bytes, and the shared etcd takes no request of that size: set"
+                f" --max-request-bytes of that etcd to {MAX_REQUEST_BYTES}, or delete the object"
+            )
+            yield MigrationBlocker(reason="RequestTooLarge", message=message)
+        if not room.has(size.bytes + raised):
+            message = (
+                f"it has {size.bytes} bytes, a higher revision takes {raised}, and the shared etcd uses {room.used} of"
+                f" its quota of {room.quota}: a copy may fill {COPIED_SHARE:.0%} of it: a full etcd refuses the writes"
+                " of all tenants. Delete objects, or raise --quota-backend-bytes of the shared etcd (etcd.quotaBytes of"
                 " the chart)"
             )
             yield MigrationBlocker(reason="EtcdQuota", message=message)
