@@ -8,13 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
-import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kplane.api.reasons import Reason
 from kplane.controlplane_operator.expiry_metrics import ExpiryMetrics
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_SNAPSHOTS, CONTROL_PLANES
+from kplane.controlplane_operator.metrics import Inventory
 from kplane.controlplane_operator.metrics import Metrics as OperatorMetrics
 from kplane.controlplane_operator.snapshots.metrics import SnapshotMetrics
 from kplane.controlplane_operator.storage_metrics import StorageMetrics
@@ -27,9 +27,10 @@ from kplane.mcm.serving.metric_allowlist import SERIES
 from kplane.mcm.serving.metrics import Metrics as McmMetrics
 from kplane.mcm.serving.overview import ClusterSummary, Overview, State
 from kplane.mcm.serving.scrape import Scraper
-from kplane.provider import ApiError, Client, ClusterConfig, Resource, Result
+from kplane.provider import ApiError, Client, ClusterConfig, Manager, Request, Resource, controller
 from kplane.provider.client.resources import CONFIG_MAPS
-from kplane.provider.controllers.queue import FairQueue
+from kplane.provider.controllers.sources import Channel
+from kplane.provider.serving.metrics import ManagerMetrics, process_families, render_families
 
 Series = dict[str, set[str]]
 """Labels by name of the metric."""
@@ -66,7 +67,7 @@ async def operator_series() -> Series:
     migration = {"step": "Copying", "startedTime": "2026-01-01T00:00:00Z"}
     metadata = {"name": "a", "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
     moving.apply({"metadata": metadata, "status": {"migration": migration}})
-    metrics.observe(control_planes=moving, queues={"controlplane": FairQueue()})
+    metrics.registry.register(Inventory(moving))
     metrics.elected("kplane-operator", leading=lambda: True)
     metrics.condition_failed("controlplane", reason=Reason.INTERNAL_ERROR)
     expiring = {"metadata": {"annotations": {"controlplane.kplane.dev/expires-at": "2026-01-01T00:00:00+00:00"}}}
@@ -87,16 +88,13 @@ async def operator_series() -> Series:
     metrics.registry.register(StorageMetrics(stores, usage=lambda _: None))
     metrics.registry.register(SnapshotMetrics(stores))
 
-    async def reconcile(key: Any) -> Result | None:
-        if key == "broken":
-            raise RuntimeError(key)
-        return None
+    async def reconcile(_: Request) -> None:
+        """Reconcile nothing: a controller has all its series before its first reconcile."""
 
-    measured = metrics.timed("controlplane", reconcile=reconcile)
-    await measured(("", "a"))
-    with pytest.raises(RuntimeError):
-        await measured("broken")  # type: ignore[arg-type]
-    return read(generate_latest(metrics.registry).decode())
+    manager = Manager(None, name="test")
+    controller(manager).named("controlplane").watches_raw(Channel()).build(reconcile)
+    families = [*ManagerMetrics(manager, cluster_labels=False).collect(), *process_families()]
+    return read(generate_latest(metrics.registry).decode()) | read(render_families(families).decode())
 
 
 async def mcm_series() -> Series:
