@@ -14,6 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from kplane.gateway.data_plane import DataPlane
+from kplane.gateway.envoy.bootstrap import MEMORY_BYTES
 from kplane.gateway.envoy.listener import Serving
 from kplane.gateway.program import EnvoyValidator
 from kplane.gateway.routes import KeyPair, Route
@@ -76,7 +77,9 @@ class SlowServer:
 
 
 @contextlib.asynccontextmanager
-async def slow_server(envoy: Path, directory: Path, *, hold_port: Callable[[], int]) -> AsyncIterator[SlowServer]:
+async def slow_server(
+    envoy: Path, directory: Path, *, hold_port: Callable[[], int], memory_bytes: int = MEMORY_BYTES
+) -> AsyncIterator[SlowServer]:
     pair = issue_serving(SERVING_CA, common_name="x", hosts=["127.0.0.1", "localhost"])
     (directory / "server.pem").write_bytes(pair.certificate + pair.key)
     user = issue_client(CLIENT_CA, user="jane")
@@ -92,7 +95,15 @@ async def slow_server(envoy: Path, directory: Path, *, hold_port: Callable[[], i
     waker, port = Waker(request), hold_port()
     async with ProcessRuntime(directory / "runtime", programs=[]) as runtime:
         validate = EnvoyValidator(envoy, directory=gateway_directory)
-        plane = DataPlane(gateway_directory, validate=validate, program=envoy, runtime=runtime, waker=waker, workers=1)
+        plane = DataPlane(
+            gateway_directory,
+            validate=validate,
+            program=envoy,
+            runtime=runtime,
+            waker=waker,
+            workers=1,
+            memory_bytes=memory_bytes,
+        )
         serving = Serving(host="127.0.0.1", port=hold_port(), certificate=KeyPair(pair.certificate, pair.key))
         server = SlowServer(plane, waker, serving, route("one", port=port), directory)
         runner = web.ServerRunner(web.Server(server.answer))
