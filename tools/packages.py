@@ -1,12 +1,15 @@
-"""Writes the lists of packages in pyproject.toml. A new component is then a folder and a layer of the contract.
+"""Writes the lists of packages in pyproject.toml. A new component is then a folder and a name in a layer.
 
-    python -m tools.packages            fail if a list differs from the folders
+    python -m tools.packages            fail if a list differs from the folders, or a component has no layer
     python -m tools.packages --write    write the lists
 
 A component X is a folder X/kplane/X with `__init__.py`. The comment after a list defines its content:
 
     packages = [...]  # every component as {}/kplane, without provider
     root_packages = [...]  # every component as kplane.{}, and e2e, tools
+
+The layer is written by hand, because it decides which components the new one may import. It is in the contract of
+import-linter without containers.
 """
 
 from __future__ import annotations
@@ -14,11 +17,12 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-__all__ = ["components", "main", "with_lists"]
+__all__ = ["components", "main", "with_lists", "without_layer"]
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PYPROJECT: Final = ROOT / "pyproject.toml"
@@ -50,10 +54,21 @@ def with_lists(text: str, *, names: Sequence[str]) -> str:
     return _LIST.sub(written, text)
 
 
+def without_layer(text: str, *, names: Sequence[str]) -> list[str]:
+    """Return the components that are in no layer of the text of pyproject.toml. import-linter would ignore them."""
+    contracts = tomllib.loads(text)["tool"]["importlinter"]["contracts"]
+    layers = [layer for contract in contracts if contract.get("containers") == [] for layer in contract["layers"]]
+    placed = {module.strip() for layer in layers for module in layer.split("|")}
+    return [name for name in names if f"kplane.{name}" not in placed]
+
+
 def main(arguments: Sequence[str]) -> int:
     """Check the lists, or write them. Returns the exit code."""
-    text = PYPROJECT.read_text()
-    changed = with_lists(text, names=components(ROOT))
+    text, names = PYPROJECT.read_text(), components(ROOT)
+    if unplaced := without_layer(text, names=names):
+        print(f"pyproject.toml has no layer for {', '.join(unplaced)}; add kplane.{unplaced[0]} to the first contract")
+        return 1
+    changed = with_lists(text, names=names)
     if "--write" in arguments:
         PYPROJECT.write_text(changed)
     elif changed != text:

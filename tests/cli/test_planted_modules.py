@@ -20,12 +20,12 @@ from kplane.embedded.daemon import Daemon
 from kplane.embedded.errors import DaemonFailed
 from kplane.embedded.python_path import python_path
 from kplane.workloads import Address
+from tools.packages import components as components_of
 
 from .planted import MARK
 
 ROOT = Path(__file__).parents[2]
-SCANNED = ("binaries", "cli", "client", "controlplane_operator", "data", "embedded", "gateway", "mcm", "testing")
-SCANNED += ("workloads", "provider", "e2e", "examples", "tools", "benchmarks")
+SCANNED = (*components_of(ROOT), "e2e", "examples", "tools", "benchmarks")
 ELSEWHERE = {"grpc_tools.protoc", "benchmarks.provider_worker", "kplane.cli.main"}
 """Development tools that run in the clone, and the entry point that old kubeconfigs name."""
 PUBLISHED = yaml.safe_dump(

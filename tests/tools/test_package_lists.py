@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.packages import components, with_lists
+from tools.packages import components, with_lists, without_layer
 
 
 def test_component_is_folder_with_package_of_its_name(tmp_path: Path) -> None:
@@ -42,3 +42,17 @@ def test_list_without_comment_is_unchanged() -> None:
 def test_unknown_component_in_comment_is_refused() -> None:
     with pytest.raises(LookupError, match="leaves out \\['nosuch'\\]"):
         with_lists("src = []  # every component as {}, without nosuch\n", names=["api"])
+
+
+def test_component_in_no_layer_is_found() -> None:
+    contracts = """
+        [[tool.importlinter.contracts]]
+        type = "layers"
+        containers = []
+        layers = ["kplane.cli", "kplane.api | kplane.data"]
+        [[tool.importlinter.contracts]]
+        type = "layers"
+        containers = ["kplane.mcm"]
+        layers = ["kplane.mcm"]
+    """
+    assert without_layer(contracts, names=["api", "cli", "data", "mcm"]) == ["mcm"]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from kplane.api.names import GATEWAY_NAMESPACE, GROUP
+from tools.packages import ROOT, components
 from tools.reference.markdown import code, page, table
 from tools.reference.sources import attributes, modules, parsed
 
@@ -32,8 +33,6 @@ _FOR_USERS: Final = frozenset(
     }
 )
 """Names that users and gateways set. kplane writes all other names."""
-
-_COMPONENTS: Final = ("api", "pki", "components", "controlplane_operator", "workloads", "gateway", "mcm")
 
 
 class _Name(NamedTuple):
@@ -83,7 +82,7 @@ _NAMES: Final = next(path for path in modules("api") if path.name == "names.py")
 
 
 def _found() -> Iterator[_Name]:
-    for path in modules(*_COMPONENTS):
+    for path in modules(*components(ROOT)):
         for attribute in attributes(parsed(path).body):
             text = _text(attribute.value)
             if not text.startswith(f"{GROUP}/") or attribute.name == "API_VERSION":
