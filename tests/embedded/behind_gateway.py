@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
 
 from kplane.api.names import kubeconfig_secret_name, management_namespace
+from kplane.binaries.envoy import find_envoy
+from kplane.binaries.programs import Binaries
 from kplane.controlplane_operator.credentials.store import AUTHORITIES_SECRET
+from kplane.embedded.cluster import ManagementCluster
 from kplane.pki.authorities import TenantAuthorities
 from kplane.pki.primitives import issue_client
 from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import SECRETS
+from kplane.workloads import find_processes
 
-__all__ = ["certified_config", "external_config", "secret"]
+__all__ = ["certified_config", "external_config", "gateway_cluster", "secret"]
+
+
+@contextlib.asynccontextmanager
+async def gateway_cluster(
+    binaries: Binaries, namespaces_go_at_once: Callable[..., Any]
+) -> AsyncIterator[ManagementCluster]:
+    """Run an embedded cluster with operators and gateway. Its end leaves no processes."""
+    directory = Path(tempfile.mkdtemp(prefix="kplane-embedded-"))
+    async with (
+        ManagementCluster(directory, binaries=binaries, fsync=False, gateway=find_envoy()) as cluster,
+        namespaces_go_at_once(ClusterConfig.load(cluster.handle.admin_kubeconfig)),
+    ):
+        yield cluster
+        # Shown if a test has failed.
+        for log in ("runtime/kplane-gateway/log", "gateway/runtime/envoy/log"):
+            sys.stdout.write((directory / log).read_text()[-8000:])
+    assert find_processes(directory) == []
+    shutil.rmtree(directory)
 
 
 async def secret(client: Client, name: str, namespace: str) -> dict[str, bytes]:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import shutil
-import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -20,7 +17,6 @@ from kubernetes import config as official_config
 from kubernetes.client import CoreV1Api
 
 from kplane.api.names import WAKE_REQUESTED_ANNOTATION, management_namespace
-from kplane.binaries.envoy import find_envoy
 from kplane.binaries.programs import Binaries
 from kplane.controlplane_operator.credentials.store import AUTHORITIES_SECRET
 from kplane.embedded.cluster import ManagementCluster
@@ -30,9 +26,8 @@ from kplane.pki.primitives import create_signing_key, issue_client
 from kplane.pki.signatures import sign_claims
 from kplane.provider import ApiError, Client, ClusterConfig, Event, Informer, Unreachable
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS
-from kplane.workloads import find_processes
 
-from .behind_gateway import certified_config, external_config
+from .behind_gateway import certified_config, external_config, gateway_cluster
 
 _SLEEPER = "globex"
 _NAMED = "umbrella"
@@ -42,17 +37,8 @@ _ON_DEMAND = {"deletionPolicy": "Destroy", "virtual": {"start": "OnDemand"}}
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(binaries: Binaries, namespaces_go_at_once: Callable[..., Any]) -> AsyncIterator[ManagementCluster]:
-    directory = Path(tempfile.mkdtemp(prefix="kplane-embedded-"))
-    async with (
-        ManagementCluster(directory, binaries=binaries, fsync=False, gateway=find_envoy()) as cluster,
-        namespaces_go_at_once(ClusterConfig.load(cluster.handle.admin_kubeconfig)),
-    ):
+    async with gateway_cluster(binaries, namespaces_go_at_once) as cluster:
         yield cluster
-        # Shown if a test has failed.
-        for log in ("runtime/kplane-gateway/log", "gateway/runtime/envoy/log"):
-            sys.stdout.write((directory / log).read_text()[-8000:])
-    assert find_processes(directory) == []
-    shutil.rmtree(directory)
 
 
 async def _code(config: ClusterConfig) -> int:
