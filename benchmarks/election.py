@@ -124,7 +124,7 @@ async def _renewals(config: ClusterConfig, *, api_server: int, count: int) -> di
     async with Client(config, field_manager="kplane") as client:
 
         async def renew() -> None:
-            if (blocking := await lease.look(config)) is not None:
+            if (blocking := await lease.acquire(config)) is not None:
                 raise RuntimeError(blocking.message)
 
         async def read() -> None:
@@ -140,7 +140,7 @@ async def _renewals(config: ClusterConfig, *, api_server: int, count: int) -> di
             figures[f"processor_milliseconds_of_a_{operation}"] = round(1000 * (time.process_time() - cpu) / count, 3)
             api_server_cpu = 1000 * (cpu_seconds(api_server) - api_server_cpu) / count
             figures[f"processor_milliseconds_of_the_api_server_for_a_{operation}"] = round(api_server_cpu, 3)
-    await lease.aclose()
+    await lease.release()
     return figures
 
 

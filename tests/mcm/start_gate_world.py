@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import re
 import ssl
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import orjson
 
 from kplane.mcm.fleet import Instances
 from kplane.mcm.instance.start_gate import GatePace
+from kplane.mcm.instance.tenant_lease import TenantLease
 from kplane.mcm.instance.turns import StartBudget
 from kplane.mcm.reasons import Reason
 from kplane.mcm.serving.overview import ClusterSummary, Overview
@@ -48,6 +50,15 @@ def guarded(leases: Leases, *, policy: str = "Ignore") -> None:
         ],
         "mutatingwebhookconfigurations": [],
     }
+
+
+@contextlib.asynccontextmanager
+async def released(lease: TenantLease) -> AsyncIterator[TenantLease]:
+    """Release a Lease at the end of the block."""
+    try:
+        yield lease
+    finally:
+        await lease.release()
 
 
 class Leases:

@@ -19,6 +19,7 @@ from kplane.mcm.instance.tenant_lease import Holder, TenantLease
 from kplane.mcm.reasons import Reason
 from kplane.provider import Cluster, ClusterConfig
 
+from .start_gate_world import released
 from .writers import Span, kept_busy, signing_program, spans
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm"), pytest.mark.timeout(300)]
@@ -174,9 +175,9 @@ async def test_default_role_of_a_program_suffices_for_its_lease(tenants: Any, pr
     async def looks(user: str) -> AsyncIterator[BlockingReason | None]:
         config = ClusterConfig.from_kubeconfig(tenant.kubeconfig(user=user))
         lease = TenantLease(Cluster("a", config=config), program=program, holder=holder)
-        async with contextlib.aclosing(lease):
+        async with released(lease):
             for _ in range(2):  # acquire the Lease, then renew it
-                reason = await lease.look(config)
+                reason = await lease.acquire(config)
             yield reason
 
     for _ in range(2):  # create the Lease, then acquire it after its release

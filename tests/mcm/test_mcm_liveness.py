@@ -110,8 +110,8 @@ def world_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Eventu
         pace = Pace(restart_base=0.05, ready_probe=0.05)
         async with ProcessRuntime(tmp_path / "state", programs=[tmp_path], pace=pace) as runtime:
             world = World(runtime, hung=hung, flags=(f"--script={tmp_path}/health.py",))
-            monkeypatch.setattr(TenantLease, "look", world.look)
-            monkeypatch.setattr(TenantLease, "answers", world.answers)
+            monkeypatch.setattr(TenantLease, "acquire", world.look)
+            monkeypatch.setattr(TenantLease, "observe", world.answers)
             try:
                 await world.clusters.add_or_replace(cluster("a"))
                 await eventually(lambda: world.phase is Phase.READY)

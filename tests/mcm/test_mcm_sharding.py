@@ -8,11 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 
 from kplane.mcm.instance.lifecycle import Instance
-from kplane.mcm.instance.tenant_lease import Holder
+from kplane.mcm.instance.start_permit import StartPermit
+from kplane.mcm.instance.tenant_lease import Holder, TenantLease
+from kplane.mcm.instance.turns import StartBudget, Turn
 from kplane.mcm.placement.holder import lease_holder
 from kplane.mcm.placement.lease_enforcer import LeaseEnforcer
 from kplane.mcm.placement.sharding import Sharding, shard_metrics
@@ -137,17 +140,42 @@ def test_conflicting_sharding_flags_are_refused_with_the_reason(
 
 
 @dataclass
+class FakeLease:
+    """A Lease in a control plane, with its remaining time."""
+
+    seconds_left: float = 60.0
+
+
+@dataclass
 class Fake:
-    """A fake instance: its component, its cluster and the remaining time of its Lease."""
+    """A fake instance: its component, its Lease and its permit."""
 
     component: str
-    cluster: Cluster
-    seconds_left: float | None = None
+    lease: FakeLease
+    permit: StartPermit
 
 
-def fakes(*names: str) -> list[Instance]:
-    config = ClusterConfig(server="https://127.0.0.1:1", token="t")
-    return cast("list[Instance]", [Fake(name, Cluster(name, config=config)) for name in names])
+def cluster(name: str) -> Cluster:
+    return Cluster(name, config=ClusterConfig(server="https://127.0.0.1:1", token="t"))
+
+
+def fake(name: str, *, owned_seconds: Callable[[str], float | None] | None = None, leased: bool = False) -> Fake:
+    lease = FakeLease()
+    permit = StartPermit(
+        cluster(name),
+        owned_seconds=owned_seconds,
+        lease=cast("TenantLease", lease) if leased else None,
+        turn=Turn(StartBudget()),
+        watchdog=None,
+        announcement=AsyncMock(),
+        timeout_seconds=5.0,
+        grace_seconds=90.0,
+    )
+    return Fake(name, lease, permit)
+
+
+def instances_of(fakes: list[Fake]) -> Callable[[], list[Instance]]:
+    return lambda: cast("list[Instance]", fakes)
 
 
 async def test_instance_without_shard_or_instance_lease_is_killed(
@@ -162,13 +190,16 @@ async def test_instance_without_shard_or_instance_lease_is_killed(
         return ends_at[name] - time.monotonic()
 
     names = ("ours", "ending", "lost", "leaseless", "unbounded")
-    enforcer = LeaseEnforcer(tmp_path, seconds_left=lambda name: None if name == "unbounded" else seconds_left(name))
-    instances = fakes("ours", "ending", "leaseless", "unbounded")
-    leaseless = cast("Fake", instances[2])
-    ends_at["leaseless"], leaseless.seconds_left = time.monotonic() + 60.0, 60.0
+    enforcer = LeaseEnforcer(tmp_path)
+    leaseless, ends_at["leaseless"] = (
+        fake("leaseless", owned_seconds=seconds_left, leased=True),
+        time.monotonic() + 60.0,
+    )
+    instances = [fake(name, owned_seconds=seconds_left) for name in ("ours", "ending")]
+    instances += [leaseless, fake("unbounded")]
     async with (
         ProcessRuntime(tmp_path, programs=[Path("/bin")]) as runtime,
-        enforcer.running(lambda: instances, stop=asyncio.Event()),
+        enforcer.running(instances_of(instances), stop=asyncio.Event()),
     ):
         for name in names:
             component = Component(name=name, program="sleep", args=("1000",), restart=RestartPolicy.NEVER)
@@ -178,12 +209,12 @@ async def test_instance_without_shard_or_instance_lease_is_killed(
         def running() -> set[str]:
             return {name for name in names if runtime.state(name).pid == pids[name]}
 
-        await enforcer.admit()
+        await enforcer.acquire()
         assert running() == set(names)
-        instances += fakes("lost")
+        instances.append(fake("lost", owned_seconds=seconds_left))
         ends_at["ending"] = time.monotonic() + 0.6  # the instance is killed half a second earlier
-        leaseless.seconds_left = 0.0  # of the Lease in its control plane
-        await enforcer.admit()
+        leaseless.lease.seconds_left = 0.0  # of the Lease in its control plane
+        await enforcer.acquire()
         await eventually(running, lambda found: found == {"ours", "unbounded"})
         for name in names:
             await runtime.delete(name)
@@ -193,15 +224,15 @@ async def test_unsharded_instance_is_killed_when_its_lease_runs_out(
     tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
     enforcer = LeaseEnforcer(tmp_path)
-    instances = fakes("ours", "lost")
-    cast("Fake", instances[0]).seconds_left, cast("Fake", instances[1]).seconds_left = 60.0, 0.0
+    instances = [fake(name, leased=True) for name in ("ours", "lost")]
+    instances[1].lease.seconds_left = 0.0
     async with (
         ProcessRuntime(tmp_path, programs=[Path("/bin")]) as runtime,
-        enforcer.running(lambda: instances, stop=asyncio.Event()),
+        enforcer.running(instances_of(instances), stop=asyncio.Event()),
     ):
         for name in ("ours", "lost"):
             await runtime.apply(Component(name=name, program="sleep", args=("1000",), restart=RestartPolicy.NEVER))
-        await enforcer.admit()
+        await enforcer.acquire()
         await eventually(lambda: runtime.state("lost").pid is None)
         assert runtime.state("ours").pid is not None
         for name in ("ours", "lost"):
@@ -215,11 +246,9 @@ def holder_of(directory: Path, *, prefix: str | None = None) -> Holder:
 
 
 def test_mcm_follows_earlier_mcm_of_its_fleet_or_its_directory(tmp_path: Path) -> None:
-    [cluster] = [fake.cluster for fake in fakes("a")]
-
     def follows(one: Holder, other: Holder) -> bool:
-        mark = one.mark(cluster)
-        return mark is not None and mark in other.identity(cluster)
+        mark = one.mark(cluster("a"))
+        return mark is not None and mark in other.identity(cluster("a"))
 
     directory, other_directory = tmp_path / "one", tmp_path / "two"
     sharded_holder = holder_of(directory, prefix="mcm")

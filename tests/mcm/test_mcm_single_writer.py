@@ -62,7 +62,7 @@ class World:
                 self._server.loses_answers = False
             case "end":
                 if (lease := self._leases.pop(step.name, None)) is not None:
-                    await lease.aclose()
+                    await lease.release()
             case "kill":
                 # The instance dies with its mcm, and the Lease is not released.
                 if (lease := self._leases.pop(step.name, None)) is not None:
@@ -72,7 +72,7 @@ class World:
         lease = self._leases.get(name)
         if lease is None:
             lease = self._leases[name] = self._lease(name)
-        await lease.look(self._server.config)
+        await lease.acquire(self._server.config)
 
     def _lease(self, name: str) -> TenantLease:
         directory = self._directory / name
@@ -89,7 +89,7 @@ class World:
 
     async def aclose(self) -> None:
         for lease in (*self._leases.values(), *self._abandoned):
-            await lease.aclose()
+            await lease.release()
 
 
 steps = st.lists(

@@ -39,16 +39,17 @@ async def world(runtime: ProcessRuntime, tmp_path: Path) -> AsyncIterator[World]
 
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
-    fake_time, look = Time(), TenantLease.look
+    fake_time, acquire = Time(), TenantLease.acquire
 
     async def counted(lease: TenantLease, config: ClusterConfig, **limits: Any) -> BlockingReason | None:
-        reason = await look(lease, config, **limits)
+        reason = await acquire(lease, config, **limits)
         fake_time.answered += reason is None
         fake_time.unanswered += reason is not None
         return reason
 
-    monkeypatch.setattr("kplane.mcm.instance.start_gate._now", lambda: fake_time.now)
-    monkeypatch.setattr(TenantLease, "look", counted)
+    for module in ("start_gate", "start_permit"):
+        monkeypatch.setattr(f"kplane.mcm.instance.{module}._now", lambda: fake_time.now)
+    monkeypatch.setattr(TenantLease, "acquire", counted)
     return fake_time
 
 
@@ -199,16 +200,14 @@ async def test_late_turn_needs_no_write_while_the_lease_is_held(
     """A webhook has become slow when a late turn comes. The Lease from before the turn is enough."""
     monkeypatch.setattr(world.instances, "_gate_pace", replace(PACE, grace=20.0))
     guarded(world.server.leases)
-    over = asyncio.Event()
+    over, asked_at_start = asyncio.Event(), list[int]()
+    watchdog = AsyncMock(side_effect=lambda: asked_at_start.append(world.server.asked))
+    monkeypatch.setattr(world.instances, "_watchdog", watchdog)
     async with world.budget.turn(over=over):
         await world.add()
         await eventually(lambda: world.budget._door.locked())
         requests, world.server.write_after_seconds = world.server.asked, 60.0
         time.now += 9.9
-        asked_at_start = list[int]()
-        monkeypatch.setattr(
-            world.instances, "_admit", AsyncMock(side_effect=lambda: asked_at_start.append(world.server.asked))
-        )
         over.set()
     await eventually(lambda: asked_at_start)
     assert asked_at_start == [requests]
@@ -263,7 +262,7 @@ async def test_look_is_retried_after_an_unexpected_error(
         monkeypatch.undo()
         raise RuntimeError("an error of ours")
 
-    monkeypatch.setattr(TenantLease, "look", fail)
+    monkeypatch.setattr(TenantLease, "acquire", fail)
     await world.add()
     await eventually(lambda: world.summary().pid)
 
@@ -279,7 +278,7 @@ async def test_failing_looks_stop_the_instance_after_grace_with_a_reason(
 
     await world.add()
     pid = await eventually(lambda: world.summary().pid)
-    monkeypatch.setattr(TenantLease, "look", fail)
+    monkeypatch.setattr(TenantLease, "acquire", fail)
     await eventually(lambda: len(looks) > 2)
     assert world.summary().pid == pid
     time.now += PACE.grace
@@ -393,12 +392,12 @@ async def test_instance_starts_only_after_the_watchdog_confirms(
 ) -> None:
     holders = []
 
-    async def admit() -> None:
+    async def watchdog() -> None:
         holders.append(world.server.leases.holder())
         if len(holders) < 3:
             raise RuntimeFailure("there is no watchdog")
 
-    monkeypatch.setattr(world.instances, "_admit", admit)
+    monkeypatch.setattr(world.instances, "_watchdog", watchdog)
     await world.add()
     await eventually(lambda: world.heard.last() == (Reason.CANNOT_START, "there is no watchdog"))
     await eventually(lambda: world.summary().pid)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from kplane.provider.client.limits import AnswerLimits
 from kplane.provider.coordination.lease import clock
 from kplane.provider.errors import ClusterNotOwned
 
-from .start_gate_world import FaultServer, Leases, answer, guarded
+from .start_gate_world import FaultServer, Leases, answer, guarded, released
 
 FORBIDDEN = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\n{}"
 UNAUTHORIZED = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}"
@@ -35,11 +34,11 @@ async def server(tmp_path: Path) -> AsyncIterator[FaultServer]:
 
 
 async def test_refusal_of_accepted_credentials_is_reported_until_it_ends(server: FaultServer) -> None:
-    async with contextlib.aclosing(tenant_lease(server)) as lease:
+    async with released(tenant_lease(server)) as lease:
 
         async def refused(found: bytes | Leases) -> bool:
             server.answer = found
-            await lease.look(server.config)
+            await lease.acquire(server.config)
             return "refuses the credentials of its controllers" in lease.refusal
 
         # Credentials of a user may never have been allowed to hold the Lease. The blocking reason names the rights.
@@ -59,13 +58,13 @@ async def test_lease_duration_counts_by_the_clock_of_mcm(server: FaultServer, se
     now = [0.0]
     # mcm does not trust the clock of a holder. In this Lease it is years behind.
     server.leases.hold("theirs", seconds=seconds, renewTime="2020-01-01T00:00:00.000000Z")
-    async with contextlib.aclosing(tenant_lease(server, now=lambda: now[0])) as lease:
-        assert await lease.look(server.config) is not None
+    async with released(tenant_lease(server, now=lambda: now[0])) as lease:
+        assert await lease.acquire(server.config) is not None
         now[0] = free_after - 0.1
-        assert await lease.look(server.config) is not None
+        assert await lease.acquire(server.config) is not None
         assert lease.seconds_left == 0.0
         now[0] = free_after
-        assert await lease.look(server.config) is None
+        assert await lease.acquire(server.config) is None
         assert lease.seconds_left == 120.0
 
 
@@ -79,17 +78,17 @@ async def test_only_an_mcm_of_the_same_fleet_takes_over_a_lease_at_once(
 ) -> None:
     """Two management clusters may have fleets and registrations of the same names, but no uid in common."""
     old_lease = tenant_lease(server, uid="1")
-    assert await old_lease.look(server.config) is None
-    async with contextlib.aclosing(tenant_lease(server, fleet=fleet, uid=uid)) as lease:
-        reason = await lease.look(server.config)
+    assert await old_lease.acquire(server.config) is None
+    async with released(tenant_lease(server, fleet=fleet, uid=uid)) as lease:
+        reason = await lease.acquire(server.config)
         assert (reason is None) == follows
         if reason is not None:
             assert "'mcm-0_" in reason.message
         # The old holder still runs. The holder has noticed the loss, and does not take the Lease back.
         for _ in range(2):
-            assert (await old_lease.look(server.config) is None) == (not follows)
-            assert (await lease.look(server.config) is None) == follows
-    await old_lease.aclose()
+            assert (await old_lease.acquire(server.config) is None) == (not follows)
+            assert (await lease.acquire(server.config) is None) == follows
+    await old_lease.release()
 
 
 async def test_mcm_without_its_shard_lease_does_not_take_over_the_lease(server: FaultServer) -> None:
@@ -102,29 +101,29 @@ async def test_mcm_without_its_shard_lease_does_not_take_over_the_lease(server: 
         return None
 
     async with (
-        contextlib.aclosing(tenant_lease(server)) as owner_lease,
-        contextlib.aclosing(tenant_lease(server, before_write=before_write)) as late_lease,
+        released(tenant_lease(server)) as owner_lease,
+        released(tenant_lease(server, before_write=before_write)) as late_lease,
     ):
-        assert await owner_lease.look(server.config) is None
-        reason = await late_lease.look(server.config)
+        assert await owner_lease.acquire(server.config) is None
+        reason = await late_lease.acquire(server.config)
         assert reason is not None
         assert reason.message == "another mcm works on it: cluster a has another owner"
-        assert await owner_lease.look(server.config) is None
+        assert await owner_lease.acquire(server.config) is None
         owned = True
-        assert await late_lease.look(server.config) is None
+        assert await late_lease.acquire(server.config) is None
 
 
 async def test_two_mcm_with_unknown_uid_never_both_hold_the_lease(server: FaultServer) -> None:
     first, second = tenant_lease(server, uid=None), tenant_lease(server, uid=None)
-    assert await first.look(server.config) is None
+    assert await first.acquire(server.config) is None
     for _ in range(2):
-        reason = await second.look(server.config)
+        reason = await second.acquire(server.config)
         assert reason is not None
         assert reason.reason is Reason.FOREIGN_CONTROLLER_MANAGER
-        assert await first.look(server.config) is None
-    await first.aclose()
-    assert await second.look(server.config) is None
-    await second.aclose()
+        assert await first.acquire(server.config) is None
+    await first.release()
+    assert await second.acquire(server.config) is None
+    await second.release()
 
 
 async def test_silent_api_server_does_not_delay_the_release(
@@ -132,9 +131,9 @@ async def test_silent_api_server_does_not_delay_the_release(
 ) -> None:
     monkeypatch.setattr("kplane.mcm.instance.tenant_lease._RELEASE_SECONDS", 0.05)
     lease = tenant_lease(server)
-    assert await lease.look(server.config) is None
+    assert await lease.acquire(server.config) is None
     server.answer = None
-    await lease.aclose()
+    await lease.release()
     assert lease.seconds_left == 0.0
 
 
@@ -142,8 +141,8 @@ async def test_lease_with_deeply_nested_fields_is_judged_by_its_holder(server: F
     spec = b'{"holderIdentity":"theirs","x":%s%s}' % (b"[" * 1000, b"]" * 1000)
     body = b'{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"a"},"spec":%s}' % spec
     server.answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-    async with contextlib.aclosing(tenant_lease(server)) as lease:
-        reason = await lease.look(server.config)
+    async with released(tenant_lease(server)) as lease:
+        reason = await lease.acquire(server.config)
     assert reason is not None
     assert reason.reason is Reason.FOREIGN_CONTROLLER_MANAGER
 
@@ -171,9 +170,9 @@ async def test_write_delayed_by_a_webhook_acquires_the_lease(server: FaultServer
     async def delayed(why: BlockingReason) -> None:
         reasons.append(why)
 
-    async with contextlib.aclosing(tenant_lease(server, timeout_seconds=0.1)) as lease:
+    async with released(tenant_lease(server, timeout_seconds=0.1)) as lease:
         for _ in range(2):  # acquire the Lease, then renew it
-            assert await lease.look(server.config, delayed=delayed) is None
+            assert await lease.acquire(server.config, delayed=delayed) is None
     (reason, _) = reasons
     assert reason.reason is Reason.WEBHOOK_REFUSED
     assert reason.message.startswith(f"{GUARD} of its control plane holds up or refuses the Lease kube-system/kube-con")
@@ -182,8 +181,8 @@ async def test_write_delayed_by_a_webhook_acquires_the_lease(server: FaultServer
 async def test_endless_write_is_attributed_to_webhooks_on_leases(server: FaultServer) -> None:
     guarded(server.leases)
     server.write_after_seconds = 60.0
-    async with contextlib.aclosing(tenant_lease(server, timeout_seconds=0.1)) as lease:
-        reason = await lease.look(server.config, seconds=0.3)
+    async with released(tenant_lease(server, timeout_seconds=0.1)) as lease:
+        reason = await lease.acquire(server.config, seconds=0.3)
     assert reason is not None
     assert reason.reason is Reason.WEBHOOK_REFUSED
     assert GUARD in reason.message
@@ -195,8 +194,8 @@ async def test_webhook_on_leases_among_many_others_is_named(server: FaultServer)
     webhooks = server.leases.configurations["validatingwebhookconfigurations"]
     webhooks += webhooks[1:] * 500  # as many values as about 50 real webhooks have
     server.write_after_seconds = 60.0
-    async with contextlib.aclosing(tenant_lease(server, timeout_seconds=0.5)) as lease:
-        reason = await lease.look(server.config, seconds=1.0)
+    async with released(tenant_lease(server, timeout_seconds=0.5)) as lease:
+        reason = await lease.acquire(server.config, seconds=1.0)
     assert reason is not None
     assert reason.reason is Reason.WEBHOOK_REFUSED
     assert GUARD in reason.message
@@ -208,29 +207,29 @@ async def test_slow_write_succeeds_if_webhooks_are_too_many_to_read(
     guarded(server.leases)
     monkeypatch.setattr("kplane.mcm.instance.tenant_lease._WEBHOOK_LIMITS", AnswerLimits(values=4))
     server.write_after_seconds = 0.5
-    async with contextlib.aclosing(tenant_lease(server, timeout_seconds=0.2)) as lease:
-        assert await lease.look(server.config) is None
+    async with released(tenant_lease(server, timeout_seconds=0.2)) as lease:
+        assert await lease.acquire(server.config) is None
 
 
 async def test_read_is_answered_while_a_webhook_holds_up_the_write(server: FaultServer) -> None:
-    async with contextlib.aclosing(tenant_lease(server)) as lease:
-        assert not await lease.answers()
-        assert await lease.look(server.config) is None
+    async with released(tenant_lease(server)) as lease:
+        assert not await lease.observe()
+        assert await lease.acquire(server.config) is None
         server.write_after_seconds = 60.0
         async with asyncio.TaskGroup() as tasks:
-            look_task = tasks.create_task(lease.look(server.config))
+            look_task = tasks.create_task(lease.acquire(server.config))
             await asyncio.sleep(0)
-            assert await lease.answers()
+            assert await lease.observe()
             assert not look_task.done()
             _ = look_task.cancel()
         server.answer = FORBIDDEN
-        assert not await lease.answers()
+        assert not await lease.observe()
 
 
 async def test_endless_write_without_webhooks_is_api_server_unreachable(server: FaultServer) -> None:
     server.write_after_seconds = 60.0
-    async with contextlib.aclosing(tenant_lease(server, timeout_seconds=0.1)) as lease:
-        reason = await lease.look(server.config, seconds=0.3)
+    async with released(tenant_lease(server, timeout_seconds=0.1)) as lease:
+        reason = await lease.acquire(server.config, seconds=0.3)
     assert reason is not None
     assert reason.reason is Reason.API_SERVER_UNREACHABLE
     assert "no answer within 0.3 s" in reason.message
@@ -243,9 +242,9 @@ async def test_endless_write_is_reported_without_right_to_list_webhooks(
         return await asyncio.Event().wait()
 
     monkeypatch.setattr(server.leases, "forbidden", frozenset({"GET"}))
-    async with contextlib.aclosing(tenant_lease(server, timeout_seconds=0.5)) as lease:
+    async with released(tenant_lease(server, timeout_seconds=0.5)) as lease:
         monkeypatch.setattr("kplane.provider.coordination.lease.Lease.try_acquire", never)
-        reason = await lease.look(server.config, seconds=2.0)
+        reason = await lease.acquire(server.config, seconds=2.0)
     assert reason is not None
     assert "an admission webhook or a slow etcd holds up the write" in reason.message
     assert "failed to list its webhooks" in reason.message
@@ -254,11 +253,11 @@ async def test_endless_write_is_reported_without_right_to_list_webhooks(
 
 async def test_silent_api_server_is_given_up_before_a_slow_write(server: FaultServer) -> None:
     guarded(server.leases)
-    async with contextlib.aclosing(tenant_lease(server, timeout_seconds=0.1)) as lease:
-        assert await lease.look(server.config) is None
+    async with released(tenant_lease(server, timeout_seconds=0.1)) as lease:
+        assert await lease.acquire(server.config) is None
         server.answer = None
         async with asyncio.timeout(TRY_SECONDS / 2):
-            reason = await lease.look(server.config)
+            reason = await lease.acquire(server.config)
     assert reason is not None
     assert reason.reason is Reason.API_SERVER_UNREACHABLE
 
@@ -273,10 +272,10 @@ async def test_silent_api_server_is_given_up_before_a_slow_write(server: FaultSe
 )
 async def test_refusal_by_a_webhook_names_it_and_not_the_credentials(server: FaultServer, refused: bytes) -> None:
     guarded(server.leases, policy="Fail")
-    async with contextlib.aclosing(tenant_lease(server)) as lease:
-        assert await lease.look(server.config) is None
+    async with released(tenant_lease(server)) as lease:
+        assert await lease.acquire(server.config) is None
         server.leases.refusal = refused
-        reason = await lease.look(server.config)
+        reason = await lease.acquire(server.config)
         assert lease.refusal == ""
     assert reason is not None
     assert reason.reason is Reason.WEBHOOK_REFUSED

@@ -19,8 +19,9 @@ from kplane.mcm.instance.exits import OomKills
 from kplane.mcm.instance.leftovers import Leftovers
 from kplane.mcm.instance.lifecycle import Instance
 from kplane.mcm.instance.start_gate import GatePace, StartGate
+from kplane.mcm.instance.start_permit import StartPermit
 from kplane.mcm.instance.tenant_lease import Holder, TenantLease
-from kplane.mcm.instance.turns import StartBudget
+from kplane.mcm.instance.turns import StartBudget, Turn
 from kplane.mcm.reasons import Reason
 from kplane.mcm.status.observer import InstanceObserver
 from kplane.mcm.status.report import summarize
@@ -54,16 +55,16 @@ class Instances(Aware):
         gate_pace: GatePace | None = None,
         budget: StartBudget | None = None,
         readers: bytes | None = None,
-        admit: Callable[[], Awaitable[None]] | None = None,
+        watchdog: Callable[[], Awaitable[None]] | None = None,
         leftovers: Leftovers | None = None,
         holder: Holder | None = None,
     ) -> None:
         """`readers` is the CA, in PEM, of the clients that may read metrics of instances; None: instances serve none.
 
-        `admit` is awaited before an instance starts; if it raises WorkloadsError, the instance does not start. `flags`
-        are flags of kube-controller-manager. Each instance runs while `holder` holds the Lease of its program in its
-        control plane. Without `gate_pace`, instances run without Leases. `leftovers` removes the files of instances
-        that have ended.
+        `watchdog` is awaited before an instance starts; if it raises WorkloadsError, the instance does not start.
+        `flags` are flags of kube-controller-manager. Each instance runs while `holder` holds the Lease of its program
+        in its control plane. Without `gate_pace`, instances run without Leases. `leftovers` removes the files of
+        instances that have ended.
         """
         self._runtime = runtime
         self._observer = observer
@@ -75,7 +76,7 @@ class Instances(Aware):
         self._budget = budget or StartBudget()
         self._readers = readers
         self._oom_kills = OomKills()
-        self._admit = admit
+        self._watchdog = watchdog
         self._instances: dict[str, tuple[Instance, ...]] = {}
         self._works: dict[str, Engagement] = {}
         """Engagements by component; each runs the start gate and the updates of an instance until its end."""
@@ -133,16 +134,9 @@ class Instances(Aware):
         self._announced[cluster.name] = tuple(instance.kind for instance in instances)
         for instance in pending:
             work = self._works[instance.component] = engagement.inner()
-            admit = partial(self._admit_start, engagement)
-            gate = StartGate(instance, lease=instance.lease, pace=self._gate_pace or GatePace(), admit=admit)
+            gate = StartGate(instance, pace=self._gate_pace or GatePace())
             self._keep(work, f"start gate: {instance.kind.program}", partial(gate.keep, work))
             self._keep(work, f"follow changes: {instance.kind.program}", partial(instance.follow, work))
-
-    async def _admit_start(self, engagement: Engagement) -> None:
-        """Admit the start of an instance whose Lease is held. Raises WorkloadsError or McmError if refused."""
-        if self._admit is not None:
-            await self._admit()
-        await self._observer.confirm(engagement.cluster)
 
     async def _follow_services(self, engagement: Engagement) -> None:
         """Stop and start instances as the services of the cluster change; other instances continue."""
@@ -173,22 +167,29 @@ class Instances(Aware):
             generation=engagement.generation,
             flags=self._flags if kind is InstanceKind.CONTROLLERS else self._scheduler_flags,
             programs=self._programs,
-            budget=self._budget,
             readers=self._readers,
             oom_kills=self._oom_kills,
-            lease=self._lease(cluster, kind),
+            permit=self._permit(engagement, kind),
         )
 
-    def _lease(self, cluster: Cluster, kind: InstanceKind) -> TenantLease | None:
-        pace = self._gate_pace
-        if pace is None:
-            return None
-        return TenantLease(cluster, program=kind.program, holder=self._holder, timeout_seconds=pace.timeout)
+    def _permit(self, engagement: Engagement, kind: InstanceKind) -> StartPermit:
+        cluster, holder, pace = engagement.cluster, self._holder, self._gate_pace or GatePace()
+        lease = TenantLease(cluster, program=kind.program, holder=holder, timeout_seconds=pace.timeout)
+        return StartPermit(
+            cluster,
+            owned_seconds=holder.before_write,
+            lease=lease if self._gate_pace is not None else None,
+            turn=Turn(self._budget),
+            watchdog=self._watchdog,
+            announcement=lambda: self._observer.confirm(engagement.cluster),
+            timeout_seconds=pace.timeout,
+            grace_seconds=pace.grace,
+        )
 
     async def _wait_to_restart(self, component: str, failures: int) -> None:
         for instance in self.all():
             if instance.component == component:
-                await instance.wait_to_restart(failures)
+                await instance.permit.turn.acquire_restart(failures)
 
     def _update(self, name: str) -> None:
         summary = summarize(self._instances[name])

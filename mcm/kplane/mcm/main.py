@@ -86,7 +86,7 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
         programs = Programs(settings.programs_dir, runtime=runtime, first=KubernetesVersion.parse(version))
         feed = settings.source.follow(client, mine=coordinator.may_work)
         seconds_left = coordinator.require_write if settings.sharding else None
-        lease_enforcer = LeaseEnforcer(settings.state_dir, seconds_left=seconds_left)
+        lease_enforcer = LeaseEnforcer(settings.state_dir)
         holder = lease_holder(
             settings.state_dir,
             sharding=settings.sharding,
@@ -102,7 +102,7 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
                 programs=programs,
                 gate_pace=GatePace(),
                 readers=reader.certificate if reader else None,
-                admit=lease_enforcer.admit,
+                watchdog=lease_enforcer.acquire,
                 leftovers=leftovers,
                 holder=holder,
             )

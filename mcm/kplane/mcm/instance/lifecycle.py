@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NamedTuple, NoReturn
 
 from kplane.mcm.describe.certificate import ServingCertificate
@@ -16,9 +16,8 @@ from kplane.mcm.describe.kinds import InstanceKind, fingerprint
 from kplane.mcm.describe.programs import Programs
 from kplane.mcm.errors import McmError
 from kplane.mcm.instance.exits import OomKills
+from kplane.mcm.instance.start_permit import StartPermit
 from kplane.mcm.instance.state import BlockingReason, InstanceState
-from kplane.mcm.instance.tenant_lease import TenantLease
-from kplane.mcm.instance.turns import StartBudget
 from kplane.mcm.reasons import Reason
 from kplane.provider import Cluster, Engagement
 from kplane.provider.aio.backoff import Backoff
@@ -51,8 +50,8 @@ class Instance:
     """Runs the process of an engaged cluster by the cluster's description, from `start` to `aclose`.
 
     A `StartGate` starts and holds the instance. A changed description applies at once, because `DebouncingProvider`
-    has already debounced it. `generation` is the generation of the engagement, and `budget` limits concurrent starts.
-    `changed` is called when `reason` or `message` may have changed.
+    has already debounced it. `generation` is the generation of the engagement. `changed` is called when `reason` or
+    `message` may have changed.
     """
 
     def __init__(
@@ -65,15 +64,11 @@ class Instance:
         generation: int,
         flags: Flags,
         programs: Programs,
-        budget: StartBudget,
         readers: bytes | None,
         oom_kills: OomKills,
-        lease: TenantLease | None,
+        permit: StartPermit,
     ) -> None:
-        """`readers` is the CA, in PEM, of the clients that may read the metrics of the process.
-
-        The process may run only while `lease` is held. None: no Lease limits it.
-        """
+        """`readers` is the CA, in PEM, of the clients that may read the metrics of the process."""
         self.cluster = cluster
         self.kind = kind
         self.generation = generation
@@ -87,17 +82,13 @@ class Instance:
         self._changed = changed
         self._flags = flags
         self._programs = programs
-        self._budget = budget
         self._readers = readers
-        self.lease: Final = lease
+        self.permit: Final = permit
         self._address: Address | None = None
         self._serving: ServingCertificate | None = None
         self._state = InstanceState(oom_kills)
         self._lock = asyncio.Lock()
         """Held while the process is started, changed or stopped."""
-        self._started = asyncio.Event()
-        """Set when the start in the present turn is over."""
-        self._in_turn = False
         self._followed = asyncio.Event()
         self._unsubscribe = runtime.subscribe(self._observe)
 
@@ -151,35 +142,9 @@ class Instance:
         """Time of the first unanswered health check, by time.monotonic; None while ready or never ready before."""
         return self._state.unready_since
 
-    @property
-    def seconds_left(self) -> float | None:
-        """Seconds for which the Lease allows the process to run; None: no Lease limits it."""
-        return self.lease.seconds_left if self.lease is not None else None
-
     async def check(self) -> None:
         """Check that the component can be described. Raises McmError, WorkloadsError or OSError if not."""
         await self._describe(self.cluster)
-
-    @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait for a turn, and start or hold the instance within. Return when the start or the turn is over."""
-        try:
-            async with self._budget.turn(over=self._started):
-                self._started.clear()
-                self._in_turn = True
-                yield
-        finally:
-            self._in_turn = False
-
-    async def wait_to_restart(self, failures: int) -> None:
-        """Return in a turn for the restart of a process that ended by itself.
-
-        `failures` is the number of such ends in a row. If mcm killed a hung process in a turn, the restart uses the
-        same turn.
-        """
-        if self._started.is_set() or not self._in_turn:
-            await self._budget.take(over=self._started, failures=failures)
-            self._started.clear()
 
     async def start(self, engagement: Engagement) -> None:
         """Start the process by the newest description of the cluster. `reason` and `message` report a failure."""
@@ -192,7 +157,7 @@ class Instance:
                 expected = isinstance(error, (McmError, WorkloadsError, OSError))
                 logger.warning("failed to start instance %s: %s", self.component, error, exc_info=not expected)
                 self._state.fail_to_start(BlockingReason(Reason.CANNOT_START, str(error) or repr(error)))
-                self._started.set()
+                self.permit.turn.release()
             else:
                 server, pid = cluster.config.server, self.process.pid
                 logger.info("instance %s started for %s, process %s", self.component, server, pid)
@@ -207,9 +172,11 @@ class Instance:
         """Report the block of the instance, and stop its process if there is a process."""
         async with self._lock:
             if self.reason is not why.reason:
-                logger.warning("instance %s is held: %s", self.component, why.message)
+                logger.warning(
+                    "instance %s is held without its %s: %s", self.component, self.permit.missing, why.message
+                )
             runs = self._state.block(why)
-            self._started.set()
+            self.permit.turn.release()
             self._changed()
             if runs:
                 await self._runtime.stop(self.component)
@@ -228,12 +195,12 @@ class Instance:
         `look` returns whether the API server answers; the process is not killed otherwise. The runtime restarts the
         process in the same turn.
         """
-        async with self.turn():
+        async with self.permit.turn.acquired():
             if await look() and self.unready_since == since:
                 why = f"it did not answer its health check for {time.monotonic() - since:.0f} s"
                 if self._kill(BlockingReason(Reason.KILLED, why)):
                     return True
-            self._started.set()
+            self.permit.turn.release()
             return False
 
     def _kill(self, why: BlockingReason) -> bool:
@@ -262,11 +229,10 @@ class Instance:
         self._followed.clear()
 
     async def aclose(self) -> None:
-        """Stop the process, wait for its end, and then release its Lease. The files stay."""
+        """Stop the process, wait for its end, and then release its permit. The files stay."""
         self._unsubscribe()
         await self._runtime.stop(self.component)
-        if self.lease is not None:
-            await self.lease.aclose()
+        await self.permit.release()
         logger.info("instance %s ended", self.component)
 
     async def _keep_applying(self, engagement: Engagement, *, changed: asyncio.Event) -> NoReturn:
@@ -297,9 +263,9 @@ class Instance:
             if not self.running:
                 return  # the next start uses the new description
             heavy = await self._replaces(engagement.cluster)
-        async with self.turn() if heavy else contextlib.nullcontext(), self._lock:
+        async with self.permit.turn.acquired() if heavy else contextlib.nullcontext(), self._lock:
             if not self._state.running:
-                self._started.set()
+                self.permit.turn.release()
                 return  # the instance was held in the meantime
             before = self.process.pid
             await self._apply(engagement.cluster)
@@ -338,5 +304,5 @@ class Instance:
     def _observe(self, component: str) -> None:
         if component == self.component:
             if self._state.observe(self.process):
-                self._started.set()
+                self.permit.turn.release()
             self._changed()

@@ -1,28 +1,23 @@
-"""Gate of an instance: keeps it from running if it cannot work, or must not run."""
+"""Gate of an instance: starts it while it has its permit, and stops it if the permit expires or the instance hangs."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from kplane.mcm.errors import McmError
 from kplane.mcm.instance.lifecycle import Instance
 from kplane.mcm.instance.state import BlockingReason
-from kplane.mcm.instance.tenant_lease import TIMINGS, TenantLease
+from kplane.mcm.instance.tenant_lease import TIMINGS
 from kplane.mcm.reasons import Reason
 from kplane.provider import Engagement
 from kplane.provider.aio.backoff import Backoff, delay_after
-from kplane.workloads import WorkloadsError
 
 __all__ = ["GatePace", "Liveness", "StartGate"]
-
-logger = logging.getLogger(__name__)
 
 _FORGOTTEN: Final = 2
 """Multiple of the longest wait; without a kill for this long, the wait of an instance is the shortest again."""
@@ -33,11 +28,11 @@ class GatePace:
     """Times in seconds. The defaults are for production; tests use shorter times."""
 
     look: float = TIMINGS.retry_seconds
-    """Interval of looks at the API server of a running instance. Each look renews the Lease."""
+    """Interval of renewals of the Lease of a running instance."""
     timeout: float = 5.0
     """Deadline of a read. A write of the Lease may take half of `grace`, because it waits for admission webhooks."""
     retry: float = 5.0
-    """Interval of looks while a renewal fails, and longest interval while another program holds the Lease."""
+    """Interval of renewals while they fail, and longest interval while another program holds the Lease."""
     grace: float = TIMINGS.renew_deadline_seconds
     """Time without a renewal until the instance is stopped; the rest of the Lease is time for its end."""
     retry_initial: float = 1.0
@@ -51,110 +46,57 @@ class GatePace:
 
 
 class StartGate:
-    """Starts the instance of an engagement, stops it if something blocks it, and starts it again without the block.
+    """Starts the instance of an engagement while it has its permit, stops it without, and starts it again.
 
     A dead control plane costs one small request after growing waits (`retry_initial` to `retry_maximum`, with jitter).
     An API server that comes and goes does not reset the waits. A changed description, for example with renewed
     credentials, is tried at once.
     """
 
-    def __init__(
-        self,
-        instance: Instance,
-        *,
-        lease: TenantLease | None,
-        pace: GatePace,
-        admit: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        """Without `lease`, no Lease blocks the instance.
-
-        `admit` is awaited before each start, after the Lease is held. If it raises WorkloadsError or McmError, the
-        instance does not start.
-        """
+    def __init__(self, instance: Instance, *, pace: GatePace) -> None:
         self._instance = instance
-        self._lease = lease
+        self._permit = instance.permit
         self._pace = pace
-        self._admit = admit
         self._backoff = Backoff(initial_seconds=pace.retry_initial, maximum_seconds=pace.retry_maximum)
-        self._blocking: BlockingReason | None = None
-        """Result of the last look."""
-        self._renewed_at = 0.0
-        """Start time of the last look without a blocking reason."""
         self._started_at = 0.0
         self._liveness = Liveness(instance, initial_seconds=pace.hung, maximum_seconds=pace.hung_maximum)
-        self._looking = asyncio.Lock()
 
     async def keep(self, engagement: Engagement) -> None:
         """Start, stop and check the instance until cancelled."""
         while True:
-            blocking = await self._look(engagement)
+            blocking = await self._renew(engagement)
             if self._instance.running:
                 await self._review(blocking, engagement)
+            elif blocking is not None:
+                await self._instance.hold(blocking)
             else:
-                await self._try_start(blocking, engagement)
+                await self._start(engagement)
             await self._wait()
 
-    async def _look(self, engagement: Engagement, *, seconds: float | None = None) -> BlockingReason | None:
-        """Look at the API server for at most `seconds`; None: for the longest time that a look may take."""
-        async with self._looking:
-            began = _now()
-            self._blocking = await self._ask(engagement, seconds=self._try_seconds() if seconds is None else seconds)
-            if self._blocking is None:
-                self._renewed_at = began
-            return self._blocking
-
-    def _try_seconds(self) -> float:
-        """Return the longest time of a look: half of the grace, as in client-go, and at most the rest of the grace."""
+    async def _renew(self, engagement: Engagement) -> BlockingReason | None:
+        """Renew the Leases, for half of the grace, as in client-go, and at most for the rest of the grace."""
         pace = self._pace
         seconds = max(pace.timeout, pace.grace / 2)
-        if not self._instance.running:
-            return seconds
-        return min(seconds, max(pace.timeout, self._renewed_at + pace.grace - _now()))
+        if self._instance.running:
+            seconds = min(seconds, max(pace.timeout, pace.grace - self._permit.age))
+        config = engagement.cluster.config
+        blocking = await self._permit.renew(config, seconds=seconds, delayed=self._report_delay)
+        self._instance.note_refusal(self._permit.refusal)
+        return blocking
 
-    async def _keep_looking(self, engagement: Engagement) -> None:
+    async def _keep_renewing(self, engagement: Engagement) -> None:
         while True:
             # The delay is 0 if the API server has not answered for long. The turn decides how to continue.
             await asyncio.sleep(self._delay() or self._pace.retry)
-            await self._look(engagement)
-
-    async def _ask(self, engagement: Engagement, *, seconds: float) -> BlockingReason | None:
-        if self._lease is None:
-            return None
-        try:
-            blocking = await self._lease.look(engagement.cluster.config, seconds=seconds, delayed=self._report_delay)
-            self._instance.note_refusal(self._lease.refusal)
-            return blocking  # noqa: TRY300 - reporting the refusal may fail too
-        except Exception as error:  # an answer of a hostile API server must not stop the gate of its instance
-            name = engagement.cluster.name
-            logger.exception("cluster %s: failed to check its API server", name)
-            return BlockingReason(
-                Reason.CANNOT_START,
-                f"mcm failed to check its API server ({type(error).__name__}); see the log of mcm",
-            )
+            await self._renew(engagement)
 
     async def _report_delay(self, blocking: BlockingReason) -> None:
         """Report why the write of the Lease is delayed, unless the instance runs: its Lease is still valid then."""
         if not self._instance.running:
             await self._instance.hold(blocking)
 
-    async def _admission(self) -> BlockingReason | None:
-        try:
-            if self._admit is not None:
-                await self._admit()
-        except (McmError, WorkloadsError) as error:
-            return BlockingReason(Reason.CANNOT_START, str(error))
-        return None
-
-    async def _try_start(self, blocking: BlockingReason | None, engagement: Engagement) -> None:
-        if blocking is not None:
-            await self._instance.hold(blocking)
-            return
-        async with self._instance.turn():
-            # Other instances wait for this turn. So the gate looks again only if the last look is old. The look is
-            # short, and as much time again is for finding the cause of a failure.
-            if _now() - self._renewed_at >= self._pace.grace / 2:
-                blocking = await self._look(engagement, seconds=self._pace.timeout / 2)
-            blocking = blocking or await self._admission()
+    async def _start(self, engagement: Engagement) -> None:
+        async with self._permit.acquired(engagement.cluster.config, delayed=self._report_delay) as blocking:
             if blocking is not None:
                 await self._instance.hold(blocking)
             else:
@@ -162,22 +104,20 @@ class StartGate:
                 self._started_at = _now()
 
     async def _review(self, blocking: BlockingReason | None, engagement: Engagement) -> None:
-        async def answers() -> bool:
-            # Other instances wait for the turn. A look may wait for a webhook, and for the look before.
-            return self._lease is None or await self._lease.answers()
-
-        # A hung instance is killed in a turn, which may come long after this look. Until then, the Lease is renewed.
+        # A hung instance is killed in a turn, which may come long after this renewal. Until then, the Lease is renewed.
+        # In the turn, for which other instances wait, a read shows whether the API server answers: a write may wait for
+        # a webhook.
         async with asyncio.TaskGroup() as tasks:
-            looking = tasks.create_task(self._keep_looking(engagement), name="renew the Lease of an instance")
-            await self._liveness.review(answered=blocking is None, look=answers)
-            _ = looking.cancel()
+            renewing = tasks.create_task(self._keep_renewing(engagement), name="renew the Lease of an instance")
+            await self._liveness.review(answered=blocking is None, look=self._permit.observe)
+            _ = renewing.cancel()
         if blocking is None:
             if _now() - self._started_at > self._pace.stable:
                 self._backoff.reset()
             return
         # An instance that already failed by itself is held at once, because the grace is for running instances.
         patient = blocking.reason is not Reason.FOREIGN_CONTROLLER_MANAGER and not self._instance.failed
-        if not patient or _now() - self._renewed_at >= self._pace.grace:
+        if not patient or self._permit.expired:
             await self._instance.hold(blocking)
 
     async def _wait(self) -> None:
@@ -186,12 +126,12 @@ class StartGate:
                 await self._instance.wait_followed()
 
     def _delay(self) -> float:
-        pace, blocking = self._pace, self._blocking
+        pace, blocking, age = self._pace, self._permit.blocking, self._permit.age
         if self._instance.running:
             if blocking is None:
-                # Counts from the start of the last look, which may have waited long for a webhook.
-                return max(0.0, self._renewed_at + pace.look * random.uniform(0.8, 1.2) - _now())  # noqa: S311
-            return max(0.0, min(pace.retry, self._renewed_at + pace.grace - _now()))
+                # Counts from the start of the last renewal, which may have waited long for a webhook.
+                return max(0.0, pace.look * random.uniform(0.8, 1.2) - age)  # noqa: S311
+            return max(0.0, min(pace.retry, pace.grace - age))
         delay = self._backoff.next_delay()
         foreign = blocking is not None and blocking.reason is Reason.FOREIGN_CONTROLLER_MANAGER
         return min(delay, pace.retry) if foreign else delay

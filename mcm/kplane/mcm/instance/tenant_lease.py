@@ -32,7 +32,7 @@ from kplane.provider.errors import (
     Unauthorized,
 )
 
-__all__ = ["TIMINGS", "TRY_SECONDS", "Holder", "TenantLease"]
+__all__ = ["TIMINGS", "TRY_SECONDS", "Delayed", "Holder", "TenantLease"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ _HOLDER_LENGTH: Final = 200
 _DIGEST_LENGTH: Final = 16
 _NEVER: Final = float("-inf")
 Delayed = Callable[[BlockingReason], Awaitable[None]]
+"""Is called with the cause if a write is slow while the API server answers reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,14 +140,13 @@ class TenantLease:
         """Seconds for which no other program may take the Lease; 0 if this mcm does not hold it."""
         return max(0.0, self._lease.expires_at - self._now()) if self._lease is not None else 0.0
 
-    async def look(
+    async def acquire(
         self, config: ClusterConfig, *, seconds: float = TRY_SECONDS, delayed: Delayed | None = None
     ) -> BlockingReason | None:
         """Take or renew the Lease. Return the reason that blocks the instance now; None if the Lease is held.
 
-        A look fails after `seconds`. Then a second request looks for the cause, for at most `seconds` and at most the
-        deadline of a read. `delayed` is called at most once, with the cause, if a write is slow while the API server
-        answers reads.
+        The attempt fails after `seconds`. Then a second request looks for the cause, for at most `seconds` and at most
+        the deadline of a read. `delayed` is called at most once.
         """
         try:
             lease = await self._connect(config)
@@ -170,7 +170,7 @@ class TenantLease:
             f" {self._name}; stop it; mcm starts its instance when the Lease is released or expires",
         )
 
-    async def answers(self) -> bool:
+    async def observe(self) -> bool:
         """Return whether the API server answers a read of the Lease now. Webhooks do not delay reads."""
         try:
             _ = self._client is not None and await self._client.exists(LEASES, self._program, namespace=_NAMESPACE)
@@ -221,7 +221,7 @@ class TenantLease:
         except TimeoutError as error:
             raise _no_answer(f"no answer within {self._timeout_seconds:g} s") from error
 
-    async def aclose(self) -> None:
+    async def release(self) -> None:
         """Release the Lease and close the connection. Call this method after the end of the instance's process."""
         client, self._client = self._client, None
         lease, self._lease = self._lease, None
@@ -253,7 +253,7 @@ class TenantLease:
             await self._client.update(config)
             self._admitted, self.refusal = False, ""
         if self._lease is None:
-            # Same connections, with a long deadline for each call: `look` limits all calls together.
+            # Same connections, with a long deadline for each call: `acquire` limits all calls together.
             writer = Client(
                 config,
                 transport=self._client.transport,

@@ -9,7 +9,7 @@ from typing import Final
 
 from kplane.workloads.cpus import usable_cpus
 
-__all__ = ["StartBudget"]
+__all__ = ["StartBudget", "Turn"]
 
 _LANES: Final = 3
 """Number of lanes: first starts and changes; first restarts after an end by itself; all later restarts."""
@@ -74,3 +74,38 @@ class StartBudget:
             await asyncio.sleep(max(0.0, self._not_before - loop.time()))
             await self._slots.acquire()
             self._not_before = loop.time() + self._stagger_seconds
+
+
+class Turn:
+    """Turn of one instance in a `StartBudget`: for a start, a change or a kill, and for the restart after it."""
+
+    def __init__(self, budget: StartBudget) -> None:
+        self._budget = budget
+        self._over = asyncio.Event()
+        """Set when the start in the present turn is over."""
+        self._held = False
+
+    @contextlib.asynccontextmanager
+    async def acquired(self) -> AsyncIterator[None]:
+        """Wait for a turn, and start or hold the instance within. Return when the start or the turn is over."""
+        try:
+            async with self._budget.turn(over=self._over):
+                self._over.clear()
+                self._held = True
+                yield
+        finally:
+            self._held = False
+
+    async def acquire_restart(self, failures: int) -> None:
+        """Return in a turn for the restart of a process that ended by itself.
+
+        `failures` is the number of such ends in a row. If mcm killed a hung process in a turn, the restart uses the
+        same turn.
+        """
+        if self._over.is_set() or not self._held:
+            await self._budget.take(over=self._over, failures=failures)
+            self._over.clear()
+
+    def release(self) -> None:
+        """End the turn, because the start in it is over."""
+        self._over.set()

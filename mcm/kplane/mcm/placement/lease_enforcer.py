@@ -1,4 +1,4 @@
-"""Enforcer of Leases: kills instances whose Lease expires, even if mcm itself hangs."""
+"""Enforcer of Leases: kills instances whose permit expires, even if mcm itself hangs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Final
 
 from kplane.mcm.instance.lifecycle import Instance
-from kplane.provider.errors import ClusterNotOwned
 from kplane.workloads import Watchdog
 
 __all__ = ["LeaseEnforcer"]
 
 _LEAD_SECONDS: Final = 0.5
-"""Time in seconds from the kill of an instance to the expiry of its Lease."""
+"""Time in seconds from the kill of an instance to the expiry of its permit."""
 
 
 class LeaseEnforcer:
@@ -25,17 +24,12 @@ class LeaseEnforcer:
     a Lease. So a separate process, the watchdog, knows the deadline of each instance.
     """
 
-    def __init__(self, directory: Path, *, seconds_left: Callable[[str], float | None] | None = None) -> None:
-        """`directory` is the directory of the runtime. `seconds_left` returns how long this mcm owns a cluster.
-
-        It returns None for no limit, and raises ClusterNotOwned for a cluster of another mcm. Without `seconds_left`,
-        this mcm owns all clusters.
-        """
-        self._seconds_left = seconds_left
+    def __init__(self, directory: Path) -> None:
+        """`directory` is the directory of the runtime."""
         self._watchdog = Watchdog(directory, until=self._until)
         self._instances: Callable[[], Iterable[Instance]] = tuple
 
-    async def admit(self) -> None:
+    async def acquire(self) -> None:
         """Wait until the watchdog knows the deadlines of all present instances. Raises RuntimeFailure."""
         await self._watchdog.confirm()
 
@@ -50,17 +44,7 @@ class LeaseEnforcer:
             yield
 
     def _until(self) -> dict[str, float]:
-        left = {instance.component: self._left(instance) for instance in self._instances()}
-        return {component: seconds for component, seconds in left.items() if seconds is not None}
-
-    def _left(self, instance: Instance) -> float | None:
-        bounds = [left for left in (instance.seconds_left, self._of_shard(instance.cluster.name)) if left is not None]
-        return max(0.0, min(bounds) - _LEAD_SECONDS) if bounds else None
-
-    def _of_shard(self, cluster: str) -> float | None:
-        if self._seconds_left is None:
-            return None
-        try:
-            return self._seconds_left(cluster)
-        except ClusterNotOwned:
-            return 0.0
+        left = {instance.component: instance.permit.seconds_left for instance in self._instances()}
+        return {
+            component: max(0.0, seconds - _LEAD_SECONDS) for component, seconds in left.items() if seconds is not None
+        }
