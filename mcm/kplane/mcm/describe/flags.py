@@ -130,11 +130,13 @@ NO_FLAGS: Final = Flags()
 
 
 async def check_flags(flags: Flags, *, program: str, directories: Sequence[Path]) -> None:
-    """Validate these flags with every version of the program in these directories.
+    """Validate these flags, if there are any, with every version of the program in these directories.
 
     Raises ConfigurationError with the program's own error if a program rejects the flags, and if no program is found.
     Raises RuntimeFailure if a program cannot be run.
     """
+    if not flags:
+        return
     paths = find_programs(program, directories=directories)
     if not paths:
         places = ", ".join(str(directory) for directory in directories)

@@ -15,9 +15,9 @@ from kplane.mcm.describe.flag_check import dry_run
 from kplane.mcm.errors import ConfigurationError
 from kplane.provider import Cluster
 from kplane.provider.providers.kplane import VERSION_ATTRIBUTE
-from kplane.workloads import Runtime, RuntimeFailure
+from kplane.workloads import Runtime, RuntimeFailure, WorkloadsError
 
-__all__ = ["Build", "Programs", "find_programs"]
+__all__ = ["Build", "Programs", "find_programs", "find_version"]
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +128,18 @@ class Programs:
         if program.startswith("/"):
             return Path(program)
         return next(iter(find_programs(program, directories=self._directories)), None)
+
+
+async def find_version(program: str, *, runtime: Runtime) -> str | None:
+    """Return the version of the program that the runtime finds first; None if unknown.
+
+    The start of an instance reports a failure.
+    """
+    try:
+        return await runtime.version(program)
+    except WorkloadsError as error:
+        logger.debug("failed to find out the version of %s: %s", program, error)
+        return None
 
 
 def find_programs(name: str, *, directories: Sequence[Path]) -> list[Path]:

@@ -10,16 +10,19 @@ import json
 import logging
 import os
 import re
+import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TextIO
 
 from kplane.mcm.describe.controllers import PROGRAM
+from kplane.mcm.instance.lifecycle import Instance
 from kplane.provider.aio.running import kept_running
+from kplane.workloads import ProcessRuntime
 
-__all__ = ["InstanceLog", "InstanceLogs", "LogForm"]
+__all__ = ["InstanceLog", "InstanceLogs", "LogForm", "forwarding"]
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +169,29 @@ class _OpenFile:
     def close(self) -> None:
         """Close the file."""
         os.close(self._descriptor)
+
+
+@contextlib.asynccontextmanager
+async def forwarding(
+    instances: Callable[[], Iterable[Instance]], *, runtime: ProcessRuntime, form: LogForm
+) -> AsyncIterator[None]:
+    """Forward the logs of instances to the standard output inside the block."""
+
+    def logs() -> list[InstanceLog]:
+        return [
+            InstanceLog(instance, instance.cluster.name, runtime.log_path(instance.component))
+            for instance in instances()
+        ]
+
+    # A separate stream: Python flushes `sys.stdout` at exit, and would wait for a slow reader.
+    stream = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    forwarder = InstanceLogs(logs, form=form, stream=stream)
+    unsubscribe = runtime.subscribe(forwarder.look)
+    try:
+        async with forwarder.running():
+            yield
+    finally:
+        unsubscribe()
 
 
 def _in_thread(work: Callable[[], None]) -> asyncio.Future[None]:

@@ -17,7 +17,7 @@ from kplane.provider.coordination.basic import Basic
 from kplane.provider.coordination.shards import ShardTimings, object_name, require_prefix
 from kplane.provider.serving.metrics import sharding_metrics
 
-__all__ = ["SHARDS", "Sharding", "coordinating", "shard_metrics"]
+__all__ = ["SHARDS", "Sharding", "coordinating", "on_handover", "shard_metrics"]
 
 SHARDS: Final = 16
 """Number of shard Leases, and so the largest number of mcm with work."""
@@ -102,6 +102,13 @@ async def coordinating(
     # A separate client, because a renewal must not wait for writes to registrations.
     async with Client(config, timeout_seconds=sharding.timings.call_seconds, field_manager="kplane") as client:
         yield sharding.coordinator(client, unused=unused)
+
+
+def on_handover(coordinator: Coordinator, listener: Callable[[], None]) -> None:
+    """Call the listener each time that this mcm has acquired or lost control planes."""
+    if isinstance(coordinator, Sharded):
+        coordinator.listen(listener)
+        coordinator.listen_lost(listener)
 
 
 def shard_metrics(coordinator: Coordinator) -> list[Metric]:
