@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
+import ssl
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +14,29 @@ import pytest
 
 from kplane.workloads import find_processes
 
-from .attacker import exchange, http1, statuses
+from .attacker import http1, statuses
 from .fleet import SERVING_CA
 from .slow_server import PATH, SlowServer, slow_server
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
 _MIB = 1 << 20
-_MEMORY = 64 * _MIB
-"""Memory limit of Envoy. Its heap takes a quarter of that without requests."""
+_EMPTY = 8 * _MIB
+"""Memory limit that Envoy exceeds without a request."""
+_SMALL = 64 * _MIB
+"""Memory limit for some of the large bodies, since Envoy takes a quarter of it without a request."""
 _BODY = bytes(3 * _MIB)
 _REQUESTS = 200
+_HANDSHAKES = 10
+"""Maximum number of TLS handshakes at a time: Envoy ends a handshake that takes longer than 10 s."""
 
 
 @pytest.fixture
-async def small(envoy: Path, tmp_path: Path, hold_port: Callable[[], int]) -> AsyncIterator[SlowServer]:
-    """Serves control plane `one` by an Envoy with little memory."""
-    async with slow_server(envoy, tmp_path, hold_port=hold_port, memory_bytes=_MEMORY) as server:
-        yield server
+def limited(
+    envoy: Path, tmp_path: Path, hold_port: Callable[[], int]
+) -> Callable[[int], AbstractAsyncContextManager[SlowServer]]:
+    """`limited(memory_bytes)`: control plane `one` behind an Envoy with this memory limit."""
+    return lambda memory_bytes: slow_server(envoy, tmp_path, hold_port=hold_port, memory_bytes=memory_bytes)
 
 
 def _anonymous_memory(pid: int) -> int:
@@ -38,38 +44,60 @@ def _anonymous_memory(pid: int) -> int:
     return int(re.findall(r"RssAnon:\s+([0-9]+) kB", Path(f"/proc/{pid}/status").read_text())[0]) << 10
 
 
-async def test_envoy_with_little_memory_survives_large_bodies(
-    small: SlowServer, eventually: Callable[..., Any]
-) -> None:
-    """The API server reads no body, so that all bodies stay in Envoy as far as it reads them."""
-    runtime = small.directory / "runtime" / "envoy"
-    (envoy,) = find_processes(runtime)
+async def _send(port: int, sent: bytes, *, handshakes: asyncio.Semaphore) -> list[int]:
+    """Send a request. Returns the status codes, and none if Envoy reset the request."""
+    context = ssl.create_default_context(cadata=SERVING_CA.certificate.decode())
+    async with handshakes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
+    try:
+        writer.write(sent)
+        return statuses(await reader.read(1 << 16))
+    except ConnectionError:
+        return []
+    finally:
+        writer.transport.abort()
+
+
+async def test_envoy_without_free_memory_answers_503(limited: Any, eventually: Callable[..., Any]) -> None:
+    async with limited(_EMPTY) as slow:
+        slow.may_answer("small")
+
+        async def codes() -> list[int]:
+            return statuses(await slow.send("small", "Authorization: Bearer t", "Content-Length: 0"))
+
+        await eventually(codes, lambda found: found == [503])
+
+
+async def test_envoy_with_little_memory_survives_large_bodies(limited: Any, eventually: Callable[..., Any]) -> None:
+    """The API server reads no body, so that Envoy keeps what it reads of each body."""
     headers = ("Authorization: Bearer t", f"Content-Length: {len(_BODY)}")
-    sent = http1(f"{PATH}?large", *headers, method="POST") + _BODY
-
-    async def send() -> list[int]:
+    sent, handshakes = http1(f"{PATH}?large", *headers, method="POST") + _BODY, asyncio.Semaphore(_HANDSHAKES)
+    async with limited(_SMALL) as slow:
+        runtime = slow.directory / "runtime" / "envoy"
+        (envoy,) = find_processes(runtime)
+        requests = [
+            asyncio.create_task(_send(slow.serving.port, sent, handshakes=handshakes), name="large body")
+            for _ in range(_REQUESTS)
+        ]
         try:
-            return statuses(await exchange(small.serving.port, sent, ca=SERVING_CA.certificate, seconds=240.0))
-        except (OSError, EOFError):
-            return []  # Envoy reset this stream to free its memory
+            # Envoy resets requests with large buffers and refuses new ones, while others wait for the API server.
+            await eventually(
+                lambda: [request.result() for request in requests if request.done()],
+                lambda answers: any(answer in ([], [503]) for answer in answers),
+                timeout=240.0,
+            )
+            slow.may_answer("large")
+            await asyncio.wait(requests)
+            assert find_processes(runtime) == [envoy]
+            assert _anonymous_memory(envoy) < _SMALL
+        finally:
+            for request in requests:
+                request.cancel()
+            await asyncio.wait(requests)
+        slow.may_answer("later")
 
-    requests = [asyncio.create_task(send(), name="large body") for _ in range(_REQUESTS)]
-    # Envoy refuses requests once its heap is nearly full, while other requests wait for the API server.
-    await eventually(
-        lambda: [request.result() for request in requests if request.done()],
-        lambda answers: any(503 in answer for answer in answers),
-        timeout=240.0,
-    )
-    assert find_processes(runtime) == [envoy]
-    assert _anonymous_memory(envoy) < _MEMORY
-    small.may_answer("large")
-    answers = Counter(code for answer in await asyncio.gather(*requests) for code in answer)
-    assert answers[503]
-    # The same Envoy serves again.
-    small.may_answer("later")
+        async def codes() -> list[int]:
+            return statuses(await slow.send("later", "Authorization: Bearer t", "Content-Length: 0"))
 
-    async def code() -> list[int]:
-        return statuses(await small.send("later", "Authorization: Bearer t", "Content-Length: 0"))
-
-    await eventually(code, lambda codes: codes == [201])
-    assert find_processes(runtime) == [envoy]
+        await eventually(codes, lambda found: found == [201])
+        assert find_processes(runtime) == [envoy]
