@@ -89,7 +89,7 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
         version = await find_version(PROGRAM, runtime=runtime)
 
         # Control planes come from registrations or endpoints.
-        feed = settings.source.follow(client, mine=coordinator.may_work)
+        feed: ClusterFeed = settings.source.follow(client, mine=coordinator.may_work)
         programs = Programs(settings.programs_dir, runtime=runtime, first=KubernetesVersion.parse(version))
         provider: Provider = DebouncingProvider(feed.provider, programs=programs, flags=settings.instance_flags)
         reporter = await enter(_reporting(settings, feed=feed, client=client, coordinator=coordinator, version=version))
