@@ -100,6 +100,20 @@ async def test_secrets_are_polled_during_sleep_and_watched_after_wake(
         await world.drop(name)
 
 
+async def test_secret_deleted_during_sleep_leaves_store_at_wake(world: World, eventually: Callable[..., Any]) -> None:
+    for name in ("authorities", "kubeconfig"):
+        await world.keep(name)
+    await world.watches.known(WATCHED)
+    async with running(world.watches):
+        await world.drop("kubeconfig")
+        assert world.names() == ["authorities", "kubeconfig"]
+        world.asleep = False
+        await world.watches.turn(WATCHED)
+        await eventually(world.names, lambda found: found == ["authorities"], timeout=20)
+        await world.watches.stop(WATCHED)
+    await world.drop("authorities")
+
+
 async def test_failed_read_is_reported_and_next_read_succeeds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(secrets, "_ANSWER_SECONDS", 0.0)

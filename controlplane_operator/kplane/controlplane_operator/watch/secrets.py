@@ -172,6 +172,10 @@ class Wanted:
             self._changed(watched)
 
 
+def _version_of(obj: Object) -> tuple[Key, str]:
+    return key_of(obj), obj["metadata"]["resourceVersion"]
+
+
 def listen(stores: Stores, turned: Callable[[str], None]) -> None:
     """Call `turned` with the namespace at each change that may alter the result of `sleeps`."""
 
@@ -256,13 +260,16 @@ class _Watch:
         )
         self._watched = watched
         self._store = store
-        self._missing: set[tuple[Key, str]] = set()
-        # The task gets an empty context, not the context of the reconcile that started it.
-        self.task: Final = asyncio.create_task(
-            self._run(),
-            name=f"follow Secrets {watched.label} in {watched.namespace}",
-            context=contextvars.Context(),
-        )
+        # A Secret that was deleted during the sleep is missing in the first list. No event reports its deletion.
+        self._missing = set(map(_version_of, store.of_namespace(watched.namespace))) if known else set()
+        title = f"Secrets {watched.label} in {watched.namespace}"
+        # The tasks get an empty context, not the context of the reconcile that started them.
+        self.tasks: Final = [asyncio.create_task(self._run(), name=f"follow {title}", context=contextvars.Context())]
+        if self._missing:
+            comparison = self._compare_first()
+            self.tasks.append(
+                asyncio.create_task(comparison, name=f"compare {title} after sleep", context=contextvars.Context())
+            )
 
     async def _run(self) -> NoReturn:
         while True:
@@ -272,6 +279,10 @@ class _Watch:
                 _log.exception("failed to follow the Secrets of namespace %s", self._watched.namespace)
             await asyncio.sleep(jittered(_RETRY_SECONDS))
 
+    async def _compare_first(self) -> None:
+        await self.informer.wait_synced()
+        self.compare()
+
     @property
     def is_known(self) -> bool:
         """Whether the Secrets have been read at least once."""
@@ -279,7 +290,7 @@ class _Watch:
 
     async def end(self) -> None:
         """Stop the watch. The store keeps the Secrets."""
-        await end_tasks([self.task])
+        await end_tasks(self.tasks)
         await self.informer.aclose()
 
     def compare(self) -> None:
@@ -294,9 +305,9 @@ class _Watch:
                 self._store.repeat(namespace)
             return
         stored = [obj for obj in self._store.of_namespace(namespace) if self._lacks(obj)]
-        missing = {(key_of(obj), obj["metadata"]["resourceVersion"]) for obj in stored}
+        missing = set(map(_version_of, stored))
         for obj in stored:
-            if (key_of(obj), obj["metadata"]["resourceVersion"]) in self._missing:
+            if _version_of(obj) in self._missing:
                 self._store.remove(obj)
         self._missing = missing
 
@@ -339,7 +350,7 @@ class SecretWatches:
                     watch.compare()
                 await self._read([reading for reading in self._readings.values() if reading.due])
         finally:
-            await end_tasks([watch.task for watch in self._watches.values()])
+            await end_tasks([task for watch in self._watches.values() for task in watch.tasks])
 
     async def _read(self, due: Iterable[_Reading]) -> None:
         slots = asyncio.Semaphore(_READ_AT_ONCE)
