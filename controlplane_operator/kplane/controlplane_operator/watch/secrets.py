@@ -11,8 +11,8 @@ import contextvars
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Final, NamedTuple, NoReturn
+from collections.abc import Callable, Container, Coroutine, Iterable, Mapping
+from typing import Any, Final, NamedTuple, NoReturn
 
 from kplane.api.conditions import HIBERNATED
 from kplane.api.names import (
@@ -263,13 +263,14 @@ class _Watch:
         # A Secret that was deleted during the sleep is missing in the first list. No event reports its deletion.
         self._missing = set(map(_version_of, store.of_namespace(watched.namespace))) if known else set()
         title = f"Secrets {watched.label} in {watched.namespace}"
-        # The tasks get an empty context, not the context of the reconcile that started them.
-        self.tasks: Final = [asyncio.create_task(self._run(), name=f"follow {title}", context=contextvars.Context())]
+        self.tasks: Final = [self._task(self._run(), name=f"follow {title}")]
         if self._missing:
-            comparison = self._compare_first()
-            self.tasks.append(
-                asyncio.create_task(comparison, name=f"compare {title} after sleep", context=contextvars.Context())
-            )
+            self.tasks.append(self._task(self._compare_first(), name=f"compare {title} after sleep"))
+
+    @staticmethod
+    def _task(work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+        # An empty context, not the context of the reconcile that started the watch.
+        return asyncio.create_task(work, name=name, context=contextvars.Context())
 
     async def _run(self) -> NoReturn:
         while True:
