@@ -93,7 +93,7 @@ class StartPermit:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the first of the two Leases expires; None: neither limits the instance."""
+        """Seconds until the first of the two Leases expires; None if no Lease limits the instance."""
         try:
             owned = self._owned_seconds(self._cluster) if self._owned_seconds is not None else None
         except ClusterNotOwned:
