@@ -47,8 +47,13 @@ _STATS: Final = (
 )
 
 
-_RUNTIME: Final = {"re2.max_program_size.error_level": 1000}
-"""Limit for the size of compiled patterns. All patterns are the gateway's own, so the limit may be high."""
+_RUNTIME: Final = {
+    # Limit for the size of compiled patterns. All patterns are the gateway's own, so the limit may be high.
+    "re2.max_program_size.error_level": 1000,
+    # By default the heap includes free memory of the allocator, so Envoy refused requests for ever after a peak.
+    "envoy.reloadable_features.fixed_heap_use_allocated": True,
+}
+"""Values of Envoy's runtime that never change."""
 
 _CHANGED: Final = {"name": "changed", "admin_layer": {}}
 """Layer of the runtime for values that the controller sets while Envoy runs."""
