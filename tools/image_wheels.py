@@ -8,7 +8,9 @@ bring programs that cannot start in the image, because their dependencies are mi
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import gc
 import shutil
 import sys
 import tomllib
@@ -29,13 +31,28 @@ _RUNTIME: Final = "provider"
 """The component with a distribution of its own."""
 
 
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Stop garbage collections. A finalizer may show a traceback, which parses code too.
+
+    CPython before 3.11.8 raises SystemError for a parser inside another one (gh-106905).
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 @functools.cache
 def imports_of(component: str) -> frozenset[str]:
     """Return the components and top-level modules that a component imports, without the standard library."""
 
     def names() -> Iterator[str]:
         for path in (ROOT / component / "kplane").rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_bytes())):
+            with _no_collection():
+                tree = ast.parse(path.read_bytes())
+            for node in ast.walk(tree):
                 if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and node.module == "kplane"):
                     yield from (alias.name for alias in node.names)
                 elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

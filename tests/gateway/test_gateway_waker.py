@@ -139,10 +139,11 @@ async def test_waker_does_not_repeat_pending_wake_request(operator: Operator) ->
 async def test_waker_requests_wake_despite_stale_or_future_request(operator: Operator, requested: datetime) -> None:
     waker = _waker(operator)
     waker.know([route("a", asleep=EARLIER, requested=requested)])
-    _waiting(waker)
+    requests = _waiting(waker)
     await _turns()
     assert operator.asked == [("uid-a", NOW)]
     await waker.aclose()
+    await asyncio.gather(*requests, return_exceptions=True)
 
 
 async def test_waker_retries_failed_wake_request(operator: Operator, eventually: Callable[..., Any]) -> None:
@@ -268,7 +269,7 @@ async def test_waker_returns_429_when_waiters_exceed_limit(operator: Operator) -
     await _turns()
     assert waker.waiting == 2
     await waker.aclose()
-    await asyncio.wait(requests)
+    await asyncio.gather(*requests, return_exceptions=True)
 
 
 async def test_waker_keeps_slots_of_hold_for_verified_requests(operator: Operator) -> None:
@@ -299,7 +300,7 @@ async def test_waker_keeps_slots_of_hold_for_verified_requests(operator: Operato
     await _turns()
     assert not late_task.done()
     await waker.aclose()
-    await asyncio.wait([*user_tasks, late_task])
+    await asyncio.gather(*user_tasks, late_task, return_exceptions=True)
 
 
 async def test_waker_keeps_slots_for_other_control_planes_during_flood(operator: Operator) -> None:
