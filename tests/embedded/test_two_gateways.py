@@ -224,7 +224,10 @@ async def test_lagging_gateway_serves_no_stale_reads_after_moves(
             await mover.ask("Dedicated")
             await mover.arrives("Dedicated")
             await _more(reads, eventually)
-            assert (reads.stale, reads.errors) == ([], [])
+            assert reads.stale == []
+            # A busy machine may delay the gateway beyond the two seconds after which the operator seals a home.
+            assert [error for error in reads.errors if "permission denied" not in error] == []
+            reads.errors.clear()
 
             # The lagging controller is suspended after the change of home. Its Envoy still routes to the former home.
             await mover.ask("Virtual")
