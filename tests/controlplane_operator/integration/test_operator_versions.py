@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from kplane.binaries.programs import Binaries
 from kplane.binaries.upstreams import KUBERNETES
-from kplane.controlplane_operator import app as operator
+from kplane.controlplane_operator import reconcilers
 from kplane.controlplane_operator.config import OperatorConfig
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.provider import Client
@@ -86,7 +86,7 @@ def runtimes(binaries: Binaries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         created.append(TwoVersions(settings.state_dir, programs=settings.programs_dir, versions=versions))
         return created[-1]
 
-    monkeypatch.setattr(operator, "_runtime", runtime)
+    monkeypatch.setattr(reconcilers, "_runtime", runtime)
     return created
 
 
