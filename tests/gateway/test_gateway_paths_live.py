@@ -14,11 +14,11 @@ from kplane.gateway.data_plane import DataPlane
 from kplane.gateway.envoy.listener import Serving
 from kplane.gateway.program import EnvoyValidator
 from kplane.gateway.routes import KeyPair, Route
-from kplane.pki.primitives import create_authority, issue_serving
+from kplane.pki.primitives import create_authority, issue_client, issue_serving
 from kplane.workloads import ProcessRuntime
 
 from .attacker import exchange, http1, statuses
-from .fleet import no_waker
+from .fleet import CLIENT_CA, no_waker, route
 from .path_model import BEGINNINGS, PIECES, TENANTS, routed
 
 pytestmark = pytest.mark.integration
@@ -30,7 +30,7 @@ _PATHS = 1500
 async def test_envoy_routes_path_to_control_plane_of_model(
     envoy: Path, tmp_path: Path, hold_port: Callable[[], int]
 ) -> None:
-    """Each control plane is absent, so that the 503 response names the control plane."""
+    """Each control plane is absent, so that the 503 response names the control plane to clients that it had."""
     generator = random.Random(20261122)
     paths = {
         generator.choice(BEGINNINGS) + "".join(generator.choices(PIECES, k=generator.randrange(8)))
@@ -42,12 +42,15 @@ async def test_envoy_routes_path_to_control_plane_of_model(
     serving = Serving(host="127.0.0.1", port=hold_port(), certificate=KeyPair(pair.certificate, pair.key))
     directory = tmp_path / "gateway"
     directory.mkdir(mode=0o700)
+    user = issue_client(CLIENT_CA, user="jane")
+    user_file = tmp_path / "user.pem"
+    user_file.write_bytes(user.certificate + user.key)
     names: dict[str, str | None] = {}
     slots = asyncio.Semaphore(16)
 
     async def ask(path: str) -> None:
         async with slots:
-            answer = await exchange(serving.port, http1(path, "Authorization: Bearer x"), ca=authority.certificate)
+            answer = await exchange(serving.port, http1(path), ca=authority.certificate, certificate=user_file)
         (code,) = statuses(answer)
         assert code in {400, 401, 404, 503}, answer
         names[path] = json.loads(answer.partition(b"\r\n\r\n")[2])["message"] if code == 503 else None
@@ -57,6 +60,8 @@ async def test_envoy_routes_path_to_control_plane_of_model(
         plane = DataPlane(directory, validate=validate, program=envoy, runtime=runtime, waker=no_waker(), workers=1)
         async with plane.running():
             try:
+                # The gateway verifies credentials by the last API server that each control plane had.
+                await plane.apply([route(name) for name in TENANTS], serving=serving)
                 await plane.apply(routes, serving=serving)
                 async with asyncio.TaskGroup() as group:
                     for path in paths:
